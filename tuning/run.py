@@ -36,7 +36,8 @@ WORKLOADS
                           is emulated, without a GPU any [auto]
 CARDS
   card.memory_gib=N       taken for the card's memory; with card=auto that of a
-                          card that is not listed [the card's]
+                          card that is not listed; with card=cpu what the
+                          training may take of this machine's [the card's]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   how long a training is: epochs, or auto, as the time
                           allows [the workload's; with a file or data of your

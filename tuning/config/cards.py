@@ -16,6 +16,9 @@ GIB_BYTES = 2**30
 HERE = ("auto", "cpu")
 """Cards that are this machine itself: `card.memory_gib` may hold them to less memory, and nothing is emulated."""
 
+CONTEXT_BYTES = 600 * 2**20
+"""What a process takes of a CUDA device beside its tensors: context, kernels, library handles."""
+
 DeviceType = Literal["auto", "cpu", "cuda"]
 AMP_DTYPES = ("fp32", "bf16", "fp16")
 
@@ -57,7 +60,24 @@ class Card:
         This machine's own has the `capability` that was found.
         """
         own = capability if self.name in HERE and capability is not None else self.capability
-        return replace(self, device=device, capability=own, cores=cores)
+        return replace(self if device == "cuda" else self.unlisted(), device=device, capability=own, cores=cores)
+
+    def unlisted(self) -> Card:
+        """Returns the card that "auto" with a memory is where it is not here: no listed one, less a context.
+
+        Raises ConfigError where that leaves nothing.
+        """
+        if self.name != "auto" or self.memory_bytes is None:
+            return self
+        reserve_bytes, gib = self.reserve_bytes or CONTEXT_BYTES, f"{self.memory_bytes / GIB_BYTES:g}"
+        if reserve_bytes >= self.memory_bytes:
+            least = f"{CONTEXT_BYTES / GIB_BYTES:.2f}"
+            raise ConfigError(
+                f"card=auto card.memory_gib={gib} leaves nothing beside a CUDA context, which takes {least}",
+                allowed=f"more than {least}",
+                remedy=f"card=cpu card.memory_gib={gib}, which holds this machine's own processor to it",
+            )
+        return replace(self, name=f"unlisted-{gib}-gib", reserve_bytes=reserve_bytes)
 
 
 def refuse(card: Card, knobs_values: Mapping[str, object]) -> str | None:

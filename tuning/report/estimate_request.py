@@ -15,7 +15,6 @@ from tuning.config.space import Choice, Range, Space
 from tuning.memory.fitting import Kernels
 from tuning.workers import doctor
 from tuning.workers.nvml import Gpu
-from tuning.workers.slots import CONTEXT_BYTES
 
 AXES = ("amp_dtype", "activation_checkpointing", "adapter", "base_dtype")
 """The knobs of the table's rows, beside the micro-batch size; an adapter where the workload has it, and the
@@ -99,8 +98,7 @@ def _found(card: Card, gpus: Sequence[Gpu]) -> Card:
         return card
     here, asked = min(gpus, key=doctor.free_bytes, default=None), card.memory_bytes
     if here is None or here.memory_bytes < doctor.SAME_CARD_FRAC * (asked or 0):
-        reserve_bytes = min(card.reserve_bytes or CONTEXT_BYTES, asked or 0)
-        return card if asked is None else replace(card, reserve_bytes=reserve_bytes, device="cuda")
+        return card if asked is None else replace(card.unlisted(), name=card.name, device="cuda")
     name, memory_bytes = (here.name, here.memory_bytes) if asked is None else (card.name, asked)
     reserve_bytes = max(card.reserve_bytes, memory_bytes - doctor.free_bytes(here))
     return Card(name, memory_bytes, reserve_bytes, card.capability or here.capability, card.dtypes, "cuda")

@@ -84,7 +84,7 @@ class Pruner:
 
     def remember(self, trial: str, milestone: int, samples_per_s: float, quality: float) -> None:
         """Takes a trial's speed and quality (the larger the better) at a rung; decides nothing."""
-        if milestone in self._seen and math.isfinite(quality):
+        if milestone in self._seen:
             self._seen[milestone][trial] = samples_per_s, quality
 
     def decide(
@@ -94,8 +94,6 @@ class Pruner:
 
         One that `is_early`, as its quality is of a phase that has not begun, goes on and is compared with nobody.
         """
-        if not math.isfinite(quality):
-            return Decision(False, f"its quality is {quality} at {milestone} samples")
         if is_early:
             return Decision(True, f"its last phase has not begun at {milestone} samples")
         self.remember(trial, milestone, samples_per_s, quality)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from tuning.config import atomic
+from tuning.config.cards import CONTEXT_BYTES
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.config.schema import StudyConfig
 from tuning.workers import machine, nvml
 from tuning.workers.nvml import Driver, Gpu
-from tuning.workers.slots import CONTEXT_BYTES, over_cards
+from tuning.workers.slots import over_cards
 
 CheckState = Literal["OK", "WARN", "FAIL"]
 SAME_CARD_FRAC = 0.9
@@ -100,7 +101,7 @@ def require(checks: list[Check]) -> None:
 
 
 def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
-    found, card = nvml.gpus(), config.card
+    found, card = nvml.gpus(), config.card if device == "cuda" else config.card.unlisted()
     # Trials are spread over all cards, so that the least of them is what counts.
     smallest = min(found, key=lambda gpu: gpu.memory_bytes, default=None) if device == "cuda" else None
     if device == "cuda" and smallest is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuning.config.cards import CONTEXT_BYTES
+
 MAX_SLOTS = 4
 """More processes than this on one device are not worth their context: each takes half a gigabyte of a card."""
 MARGIN = 1.05
 """A need within 5 % of a slot is taken for more than it: what runs out of memory has run for nothing."""
-CONTEXT_BYTES = 600 * 2**20
-"""What a process takes of a CUDA device beside its tensors: context, kernels, library handles."""
 MAX_BUSY_FRAC = 1.2
 """The most that processes may ask of a card's time together. Kernels of two processes take turns, and a card that is
 idle for a third of the time is not for two that are busy for two thirds each."""

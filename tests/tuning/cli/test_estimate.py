@@ -18,6 +18,7 @@ from tests.commands import MINE, ROOT
 from tests.tuning.memory.logs import MIB, prediction
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
+from tuning.config.cards import CONTEXT_BYTES
 from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
@@ -31,7 +32,6 @@ from tuning.study.limits import Limits
 from tuning.workers import doctor, nvml
 from tuning.workers.nvml import Gpu
 from tuning.workers.own_workload import own_table, with_own
-from tuning.workers.slots import CONTEXT_BYTES
 
 GIB = 2**30
 LOOP = ROOT / "tests" / "data" / "plain_loop.py"
@@ -123,7 +123,8 @@ def test_a_card_given_by_its_memory_is_a_card_with_a_context() -> None:
         assert unlisted.usable_bytes == 32 * GIB - CONTEXT_BYTES
         assert {c["amp_dtype"] for c in unlisted.couplings} == {"fp32", "bf16"}
     assert of("workload=nli card.memory_gib=32 card.reserve_gib=2").usable_bytes == 30 * GIB
-    assert of("workload=nli card.memory_gib=0.5").usable_bytes == 0
+    with pytest.raises(ConfigError, match="leaves nothing beside a CUDA context"):
+        of("workload=nli card.memory_gib=0.5")
     assert of("workload=nli card=cpu card.memory_gib=32").kernels == "cpu"
 
 

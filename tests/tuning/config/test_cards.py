@@ -27,6 +27,8 @@ def test_a_card_that_is_not_here_is_emulated_and_this_machines_own_never_is():
     assert small.emulated_on(24 * GIB_BYTES)
     assert not small.emulated_on(15 * GIB_BYTES)
     assert not any(Card(name, 2 * GIB_BYTES).emulated_on(device) for name in HERE for device in (None, 24 * GIB_BYTES))
+    assert Card("auto", 2 * GIB_BYTES).on("cpu").emulated_on(None)  # one that is not listed
+    assert Card("cpu", 2 * GIB_BYTES).on("cpu").cap_bytes == 2 * GIB_BYTES
     assert not Card("t4").emulated_on(None)
 
 

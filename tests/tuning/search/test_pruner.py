@@ -75,14 +75,6 @@ def test_by_none_nobody_stops() -> None:
     assert all(one.go_on for one in run([(9, 9), (8, 8), (7, 7), (1, 1)], name="none"))
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_what_is_not_finite_stops_and_is_not_compared(bad: float, name: PrunerName) -> None:
-    assert [one.go_on for one in run([(1, bad), (1, bad), (1, bad), (1, 1)], name=name)] == [False, False, False, True]
-    decided = run([(1, bad), (1, bad), (1, bad), (1, 1)])
-    assert decided[3].reason == "1 of the 3 that are compared at 100 samples"
-
-
 def test_without_rungs_nobody_stops() -> None:
     pruner = Pruner((), 2)
     assert all(pruner.decide(f"t{n}", 100, 1.0, -float(n)).go_on for n in range(9))

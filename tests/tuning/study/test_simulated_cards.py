@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trainables import knob_columns
+from tuning.config.cards import CONTEXT_BYTES
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
 from tuning.config.space import values_of
@@ -18,7 +19,6 @@ from tuning.study import setup
 from tuning.study.limits import Limits
 from tuning.workers import doctor, executors, machine, nvml
 from tuning.workers.nvml import Gpu
-from tuning.workers.slots import CONTEXT_BYTES
 
 GIB = 2**30
 CONTEXT_GIB = CONTEXT_BYTES / GIB
@@ -125,6 +125,16 @@ CASES: list[tuple[str, Simulated, dict[str, Any]]] = [
         "3090 on a CPU",
         Simulated(cores=2, typed="card=rtx3090"),
         {"device": "cpu", "card": "WARN rtx3090 is emulated on the CPU", "cap_gib": 23.2, "tf32": False},
+    ),
+    (
+        "one by its memory on a CPU",
+        Simulated(cores=2, typed="card=auto card.memory_gib=12"),
+        {"device": "cpu", "card": "WARN unlisted-12-gib is emulated on the CPU", "cap_gib": 12 - CONTEXT_GIB},
+    ),
+    (
+        "a CPU held to less",
+        Simulated(cores=2, typed="card=cpu card.memory_gib=12"),
+        {"device": "cpu", "card": "OK the CPU", "cap_gib": 12.0},
     ),
     ("3090 asked for beside a 4060", Simulated((RTX3090, RTX4060), "card=rtx3090"), {"card": "FAIL card=rtx3090"}),
     ("the card itself", Simulated((RTX3090,), "card=rtx3090"), {"card": "OK RTX 3090", "cap_gib": 23.2}),

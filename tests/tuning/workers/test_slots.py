@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuning.workers.slots import CONTEXT_BYTES, MARGIN, alone_bytes, on_card, over_cards, share_bytes
+from tuning.config.cards import CONTEXT_BYTES
+from tuning.workers.slots import MARGIN, alone_bytes, on_card, over_cards, share_bytes
 
 GIB = 2**30
 
