@@ -330,7 +330,7 @@ class _Asking(Searcher):
 
 
 class _Deciding(FIFOScheduler):
-    """A Tune scheduler that asks the dispatcher at every rung, and at every beat between them.
+    """A Tune scheduler that asks the dispatcher at every rung, and at every pause between them.
 
     At every step of Tune's it looks which nodes are left: a trial that waits for one that is lost would wait for ever.
     """

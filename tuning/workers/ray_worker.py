@@ -35,7 +35,7 @@ def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> dict[str, An
 
 
 class TrialActor(tune.Trainable):
-    """One search trial at a time; every `step` goes to the next rung or beat. An actor lives through all of its slot.
+    """One search trial at a time; every `step` goes to the next rung or pause. An actor lives through all of its slot.
 
     The config holds `worker`, a `WorkerConfig`, and `order`, a `TrialOrder`; `node` is that of a user's cluster, "" in
     a Ray of our own. `resources` and `placed` in it are for Tune's driver (`ray_tune`). The worker ends with the actor.
@@ -54,7 +54,7 @@ class TrialActor(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Returns the state at the next rung or beat. Tune sees `done` and `samples`, never an exception.
+        """Returns the state at the next rung or pause. Tune sees `done` and `samples`, never an exception.
 
         The rest travels in a list of one: Tune flattens dictionaries, and mixes keys with ours.
         """

@@ -89,11 +89,11 @@ class RunningTrial:
         self._windows: list[Window] = []
         self._setup_s = self._evaluate_s = 0.0
 
-    def advance(self, beat_s: float = math.inf) -> dict[str, Any]:
+    def advance(self, pause_after_s: float = math.inf) -> dict[str, Any]:
         """Returns what is known at the next milestone, or at the end: then `done` is true. Never raises on OOM.
 
-        What takes longer than `beat_s` is `paused` after a window, with no values, and goes on with the next call; so
-        is a trial that is to begin again, since a loader that hung has taken most of what an answer may.
+        What takes longer than `pause_after_s` is `paused` after a window, with no values, and goes on with the next
+        call; so is a trial that is to begin again, since a loader that hung has taken most of what an answer may.
         """
         found: dict[str, Any] = {"values": {}}
         start = time.perf_counter()
@@ -103,10 +103,10 @@ class RunningTrial:
                 self._state = self._session.prepared(self._knobs, self._plan, self._seed)
                 self._events = training.train(self._state)
                 self._setup_s = time.perf_counter() - start
-            found.update(self._to_milestone(start + beat_s))
+            found.update(self._to_milestone(start + pause_after_s))
         if self._restarted(found, attempt.fault):
-            if time.perf_counter() <= start + beat_s:
-                return self.advance(beat_s)
+            if time.perf_counter() <= start + pause_after_s:
+                return self.advance(pause_after_s)
             found = {"values": {}, "outcome": str(Outcome.OK), "message": "", "paused": True}
         for name, is_oom in (("ooms", True), ("restarts", False)):
             found[name] = [one for one in self._restarts if (one["outcome"] == Outcome.OOM) == is_oom]

@@ -342,9 +342,9 @@ class Session:
         self._trial = self.trial(order.knobs, order.plan, order.seed, shrink=order.shrink)
         return {}
 
-    def advance(self, beat_s: float) -> dict[str, Any]:
+    def advance(self, pause_after_s: float) -> dict[str, Any]:
         """Returns `RunningTrial.advance` of the trial that was begun."""
-        return self._trial.advance(beat_s)
+        return self._trial.advance(pause_after_s)
 
     def finish(self) -> dict[str, Any]:
         """Returns `RunningTrial.end` of the trial that was begun."""

@@ -43,7 +43,7 @@ class TrialRunner:
         self._worker.deadline = None if order.left_s is None else time.monotonic() + order.left_s
 
     def step(self) -> dict[str, Any]:
-        """Returns the trial's state at its next rung or beat, or its result; a process lost is an outcome.
+        """Returns the trial's state at its next rung or pause, or its result; a process lost is an outcome.
 
         `fatal` in a result says why no process here can load the workload any more, `elsewhere` whether one of another
         machine may.

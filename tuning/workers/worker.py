@@ -35,7 +35,7 @@ from tuning.workers.worker_config import Failed, Following, TrialOrder, WorkerCo
 
 HUNG = Fault("process hung", Outcome.TIMEOUT)
 LATE = Fault("search.max_time was over", Outcome.CUT)
-BEAT_S, LEAST_BEAT_S = 5.0, 0.5
+PAUSE_AFTER_S, LEAST_PAUSE_AFTER_S = 5.0, 0.5
 """So often a training answers, at the end of a window; the time that takes is inside no window."""
 HANG_TIMES = 10
 """A process may take so many times its longest answer so far, and so many times `hang_s` to load the workload."""
@@ -195,9 +195,9 @@ class Worker:
         self._ask("begin", order)
 
     def advance(self, until: float = math.inf) -> dict[str, Any]:
-        """Returns the trial's state at its next milestone, beat or `until`, or its result: then `done` is true."""
+        """Returns the trial's state at its next milestone, pause or `until`, or its result: then `done` is true."""
         ends = min(until, math.inf if self.deadline is None else self.deadline)
-        return self._ask("advance", min(BEAT_S, max(LEAST_BEAT_S, ends - time.monotonic())))
+        return self._ask("advance", min(PAUSE_AFTER_S, max(LEAST_PAUSE_AFTER_S, ends - time.monotonic())))
 
     def finish(self) -> dict[str, Any]:
         """Ends the trial where it is; returns `Session.settled`."""

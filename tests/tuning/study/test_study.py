@@ -797,7 +797,7 @@ def test_where_no_speed_was_probed_the_search_ends_before_running_trials_are_cut
     deadline, cut_at = made._limits.terms().deadline, made._limits.plan().deadline
     assert deadline is not None
     assert cut_at is not None
-    assert deadline <= cut_at, "what begins later is cut at its first beat"
+    assert deadline <= cut_at, "what begins later is cut at its first pause"
     journal.close()
 
 

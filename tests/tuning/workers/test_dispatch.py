@@ -16,7 +16,7 @@ SHARED = TrialPlan(64, (32, 64), True, 3, 2, 1, 100, 300)
 OK = {"outcome": "ok", "done": True, "samples": 64, "values": {}, "message": ""}
 OOM = {**OK, "outcome": "oom"}
 RUNG = {**OK, "done": False, "samples": 32}
-BEAT = {**RUNG, "paused": True}
+PAUSED = {**RUNG, "paused": True}
 
 
 def taken(dispatcher: Dispatcher) -> Placed:
@@ -95,7 +95,7 @@ def test_a_trial_that_runs_when_the_time_is_over_is_cut_at_its_next_beat_and_say
     left_s = dispatcher.order(first).left_s
     assert left_s is not None
     assert left_s < 0
-    for placed, state in ((first, BEAT), (second, RUNG)):
+    for placed, state in ((first, PAUSED), (second, RUNG)):
         assert not dispatcher.goes_on(placed, state)
         dispatcher.ended(placed, state)
     assert {f["outcome"] for f in scheduler.found.values()} == {"cut"}
@@ -107,7 +107,7 @@ def test_an_hour_is_left_of_an_hour() -> None:
     dispatcher = Dispatcher(Queue([("nowhere", None)]), plan, None)
     placed = taken(dispatcher)
     assert dispatcher.order(placed).left_s == pytest.approx(3600, abs=10)
-    assert dispatcher.goes_on(placed, BEAT)
+    assert dispatcher.goes_on(placed, PAUSED)
     assert dispatcher.goes_on(placed, RUNG)
     assert not dispatcher.goes_on(placed, OK)
 
@@ -116,8 +116,8 @@ def test_what_became_of_a_process_is_told_once() -> None:
     scheduler = Queue([("nowhere", None)])
     dispatcher = Dispatcher(scheduler, SHARED, None)
     placed, events = taken(dispatcher), [("lost", "a")]
-    dispatcher.goes_on(placed, {**BEAT, "events": list(events)})
-    dispatcher.goes_on(placed, {**BEAT, "events": list(events)})
+    dispatcher.goes_on(placed, {**PAUSED, "events": list(events)})
+    dispatcher.goes_on(placed, {**PAUSED, "events": list(events)})
     events.append(("retired", "b"))
     dispatcher.goes_on(placed, {**OK, "events": list(events)})
     dispatcher.ended(placed, {**OK, "events": list(events)})

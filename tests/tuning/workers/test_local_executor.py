@@ -100,7 +100,7 @@ def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_schedule
             """Says so."""
             return trial != "t3"
 
-    monkeypatch.setattr(worker_module, "BEAT_S", 0.0)
+    monkeypatch.setattr(worker_module, "PAUSE_AFTER_S", 0.0)
     scheduler = Choosier([("nowhere", None)] * 5)
     LocalExecutor(worker).run(scheduler, ORDERS)
     assert {t: f["outcome"] for t, f in scheduler.found.items()} == {

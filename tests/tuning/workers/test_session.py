@@ -88,7 +88,7 @@ def test_a_trial_pauses_between_milestones_where_it_is_asked_to_and_learns_the_s
     expected = [whole.advance()["values"], whole.advance()["values"]]
     trial, found = broken("").trial(KNOBS, plan, seed=0), []
     while not found or not found[-1]["done"]:
-        found.append(trial.advance(beat_s=0.0))
+        found.append(trial.advance(pause_after_s=0.0))
     paused = [one for one in found if one.get("paused")]
     assert len(paused) >= 2
     assert all(one["values"] == {} and 0 < one["samples"] < 64 and one["outcome"] == "ok" for one in paused)
@@ -160,7 +160,7 @@ def test_a_trial_whose_loader_hangs_says_so_in_time_and_goes_on_with_fewer_proce
     (tmp_path / "hanging.py").write_text(HANGS)
     session = Session(WorkerConfig(str(tmp_path / "hanging.py"), {"count": 64}, hang_s=1.0))
     trial = session.trial({**KNOBS, "num_workers": 1}, Plan(64, (64,)), seed=0)
-    first = trial.advance(beat_s=0.5)
+    first = trial.advance(pause_after_s=0.5)
     assert (first["paused"], first["done"], first["samples"], first["knobs"]["num_workers"]) == (True, False, 0, 0)
     last = trial.advance()
     assert (last["outcome"], last["done"]) == ("ok", True)
