@@ -109,6 +109,7 @@ CASES: list[tuple[str, Simulated, dict[str, Any]]] = [
     ("three cards, 4 cores", Simulated((RTX3090,) * 3, cores=4), {"workers": 1, "devices": 3, "slots": 3}),
     ("a driver that does not say", Simulated((UNKNOWN,)), {"types": THREE, "tf32": True}),
     ("a CPU beside a card", Simulated((RTX3090,), "card=cpu"), {"device": "cpu", "card": "OK the CPU", "tf32": False}),
+    ("more than a card", Simulated((RTX3090,), "card.memory_gib=32"), {"card": "FAIL card=auto has 32 GiB and"}),
     ("less of a card", Simulated((RTX3090,), "card.memory_gib=8"), {"card": "OK RTX 3090", "cap_gib": 8.0}),
     # another card than is here
     (
