@@ -23,11 +23,11 @@ probes need single values). This page is made from the rows in
 - **Kind**: a system knob changes speed and memory only, a learning knob what is learned, one of kind both changes both
   ([design.md](design.md#3-knobs-have-kinds)). Tests hold the system ones to it: `tests/trainables/test_loop.py` and
   `test_witness.py`. A net with batch norm, say, makes `micro_batch_size` both: [a study finds that
-  out](faq.md#with-batch-norm-the-micro-batch-is-of-kind-both).
+  out](faq.md#with-batch-norm-the-micro-batch-changes-what-is-learned).
 - **Values**: the default comes first, in bold; then what else it may be. Where nobody sets `micro_batch_size`, a file
   of your own and the plain defaults train a batch in one piece, whatever stands here.
 - **Needs**: what another knob, the device or the machine must have for it; values that the device cannot honour are
-  left out of a search, with a sentence why.
+  left out of a search, with a sentence why; typed ones are refused.
 - **Try another value where**: what takes the time or the memory of a step where another value may help. The line
   `bound by` of a study names it.
 - **Memory**: how the peak memory of a step depends on it. *none*: not at all. *minor*: by a few per cent, which the

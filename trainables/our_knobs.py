@@ -90,4 +90,4 @@ OURS: Mapping[str, KnobTable] = {
 BUILT_IN = tuple(OURS)
 
 EVERY = KnobTable(ROWS)
-"""With all of them, as records and exports of earlier versions have, whatever their workload."""
+"""With all of them, whatever the workload."""

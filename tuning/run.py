@@ -35,9 +35,9 @@ WORKLOADS
   card=NAME               the card to train on; one with less memory than yours
                           is emulated, without a GPU any [auto]
 CARDS
-  card.memory_gib=N       taken for the card's memory; with card=auto that of a
-                          card that is not listed; with card=cpu what the
-                          training may take of this machine's [the card's]
+  card.memory_gib=N       taken for the card's memory; with card=auto and
+                          no GPU here that of a card not listed; with card=cpu
+                          what it may take of this machine's [the card's]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   how long a training is: epochs, or auto, as the time
                           allows [the workload's; with a file or data of your

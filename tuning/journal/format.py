@@ -24,7 +24,7 @@ _MARK_LENGTH = len(b',"crc":"89abcdef"}')
 class Record:
     """One line: its number from 0, its UTC time in ISO 8601, its event, and the event's own fields by name.
 
-    `mono` is the seconds since the journal was opened, None in journals of earlier versions.
+    `mono` is the seconds since the journal was opened, None where a line has none.
     """
 
     seq: int

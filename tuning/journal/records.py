@@ -280,7 +280,7 @@ def last(records: Sequence[Record], event: str) -> Record | None:
 def table_of(records: Sequence[Record]) -> KnobTable:
     """Returns the knobs of the study that wrote the records, with its workload's own and the kinds it measured.
 
-    Studies of earlier versions did not say: theirs may be any of ours.
+    Without a study, all of ours.
     """
     study = last(records, "study")
     try:

@@ -317,7 +317,7 @@ def _is_near(found: Summary, name: str) -> bool:
     if best is None or objective not in best.quality:
         return True
     mine, mode = best.quality[objective].mean, found.objectives[objective]
-    asked = mapping(mapping(found.study.get("config")).get("pick")).get("tolerance") or 0.0  # an older study has none
+    asked = mapping(mapping(found.study.get("config")).get("pick")).get("tolerance") or 0.0
     rule = Rule(objective, mode, absolute(asked, [mine], mode))
     return rule.near(rule.sign * found.named[name].quality[objective].mean, rule.sign * mine)
 

@@ -69,7 +69,7 @@ class Shares:
 
 
 def shares(spans: Mapping[str, Any], telemetry: Mapping[str, Any] | None = None) -> Shares | None:
-    """Returns where the time went, or None for spans that do not say (older records, or no window at all)."""
+    """Returns where the time went, or None for spans that do not say (no window at all)."""
     if not _number(spans.get("wall_s")):
         return None
     waited, moved, passes, stepped = (

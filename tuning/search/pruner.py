@@ -1,4 +1,4 @@
-"""Which trials are pruned at a rung, by the rule that `search.pruner` names; a quality that is not finite always is."""
+"""Which trials are pruned at a rung, by the rule that `search.pruner` names; all qualities are finite."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def so_far(records: Sequence[Record]) -> Pick | None:
     """Returns what an unfinished study would pick by its own rule; None where no trial has ended."""
     study = last(records, "study")
     asked = mapping(mapping(study.get("config") if study is not None else None).get("pick"))
-    rule = rule_of(records, asked.get("tolerance") or 0.0)  # an older study does not say
+    rule = rule_of(records, asked.get("tolerance") or 0.0)
     return None if rule is None else choose(records, rule)
 
 
