@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tuning.config.errors import ConfigError
 from tuning.config.schema import StudyConfig
 from tuning.search.protocols import TrialPlan
-from tuning.workers import join_another, machine, nvml
+from tuning.workers import IS_BEHIND_RAY, join_another, machine, nvml
 from tuning.workers.local_executor import LocalExecutor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -29,14 +29,21 @@ _chosen: list[str] = []
 
 
 def prepare(config: StudyConfig) -> None:
-    """Imports Ray where it may be needed: 2 s, while the profiler's process has imports of its own."""
+    """Imports Ray where it may be needed: 2 s, while the profiler's process has imports of its own.
+
+    Raises ConfigError where this process has another one, or imported Ray before it was told how to listen.
+    """
+    may_need = bool(config.cluster) or config.dashboard or not one_at_a_time(config)
+    if may_need and IS_BEHIND_RAY:
+        what = "ray was imported before tuning, and reads at its import how it listens and authenticates"
+        raise ConfigError(what, remedy="import tuning first; in a notebook restart the kernel before")
     if config.cluster:
         _choose("a user's cluster")
         join_another(insecure=config.insecure_cluster)
     elif config.dashboard or (config.search.trials and config.card.device != "cuda" and not one_at_a_time(config)):
         _choose("a Ray of its own")
-    if config.cluster or config.dashboard or not one_at_a_time(config):
-        _ray()
+    if may_need:
+        _ray().require_none()
 
 
 def one_at_a_time(config: StudyConfig) -> bool:

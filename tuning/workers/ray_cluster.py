@@ -19,10 +19,16 @@ import psutil
 import ray
 
 from tuning import search_path
-from tuning.config.errors import PreflightError
+from tuning.config.errors import ConfigError, PreflightError
 
 _TOKEN = secrets.token_hex(32)
 """Of every cluster this process starts: Ray reads its token once a process, and a second cluster's would be refused."""
+
+
+def require_none() -> None:
+    """Raises ConfigError where a Ray runs in this process, which takes one at a time."""
+    if ray.is_initialized():
+        raise ConfigError("a Ray runs in this process, which takes one at a time", remedy="ray.shutdown() before it")
 
 
 class RayCluster:

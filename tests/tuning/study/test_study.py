@@ -6,7 +6,10 @@ import contextlib
 import dataclasses
 import io
 import math
+import os
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -540,6 +543,22 @@ def test_a_process_has_a_ray_of_its_own_or_joins_one_and_never_both(monkeypatch:
     assert [executors.cluster(alone), executors.cluster(alone)] == ["own", "own"]
     with pytest.raises(ConfigError, match="this process has had a Ray of its own, and is asked for a user's cluster"):
         executors.prepare(load.load(["workload=nli", "card=cpu", "cluster=head:6379"]))
+
+
+@pytest.mark.parametrize("setting", ["concurrency=2", "dashboard=true", "cluster=head:6379"])
+def test_a_ray_that_was_imported_first_is_refused_where_one_is_needed(
+    monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """It did not read that it is to listen on loopback alone, and does not start beside a token it did not read."""
+    said = "import sys; sys.modules['ray'] = sys; from tuning.workers import IS_BEHIND_RAY; print(IS_BEHIND_RAY)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    found = subprocess.run([sys.executable, "-c", said], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "True"
+    monkeypatch.setattr(executors, "IS_BEHIND_RAY", True)
+    executors.prepare(load.load(["workload=nli", "card=cpu"]))
+    with pytest.raises(ConfigError, match="ray was imported before tuning") as raised:
+        executors.prepare(load.load(["workload=nli", "card=cpu", setting]))
+    assert "import tuning first" in raised.value.remedy
 
 
 def test_a_target_without_a_cluster_and_a_dashboard_beside_one_are_refused() -> None:
