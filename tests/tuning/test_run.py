@@ -15,6 +15,7 @@ import pytest
 
 from tests import commands
 from tests.commands import MINE, ROOT
+from trainables.our_knobs import BUILT_IN
 from tuning import run
 
 
@@ -28,7 +29,7 @@ def test_help_answers_at_once_and_imports_neither_torch_nor_ray() -> None:
     assert not {"torch", "ray", "yaml", "pydantic", "optuna"} & set(done.stderr.split())
     assert min(spent) < 0.6
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    assert "ours: headpose, nli, pointer, signals, temporal" in done.stdout
+    assert f"ours: {', '.join(sorted(BUILT_IN))}" in " ".join(done.stdout.split())
     assert "a100, auto, cpu" in done.stdout
     assert done.stdout.splitlines()[2].strip().startswith("python -m tuning.run")
 

@@ -109,7 +109,7 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Pred
     (folder / "weighted.py").write_text(Path("tests/data/mine.py").read_text() + MAKES)
     asked = {name: [Request(name, SMALL[name], one, "cuda") for one in KNOBS[name]] for name in SMALL}
     asked["temporal"] += [Request("temporal", SMALL["temporal"], one, "cuda") for one in ATTENTION]
-    asked["moons"] = [Request("tests/data/mine.py", {"hidden": 4096}, one, "cuda") for one in OPTIMIZERS]
+    asked["mine"] = [Request("tests/data/mine.py", {"hidden": 4096}, one, "cuda") for one in OPTIMIZERS]
     asked["weighted"] = [Request(str(folder / "weighted.py"), {}, {"made": name}, "cuda") for name in MADE]
     decoder = {**SMALL["nli"], "model": str(folder)}
     asked["decoder"] = [Request("nli", decoder, one, "cuda") for one in DECODED]
@@ -144,7 +144,7 @@ def test_the_optimisers_kernels_differ_in_their_temporaries(predictions: dict[st
     def of_optimiser(found: Prediction) -> set[str]:
         return {op for op in found.traces[0].ops if "foreach" in op or "fused" in op}
 
-    foreach, fused, eight = predictions["moons"]
+    foreach, fused, eight = predictions["mine"]
     assert any("_foreach_sqrt" in op for op in of_optimiser(foreach))
     assert not of_optimiser(fused)
     state = [
