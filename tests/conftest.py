@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+import tuning.workers  # noqa: F401  which Ray reads, before any test imports Ray
 from trainables import knobs
 from trainables.our_knobs import EVERY
 

@@ -117,6 +117,7 @@ def check_machine(arguments: Sequence[str]) -> int:
     cuda = config.card.device != "cpu" and bool(nvml.gpus())  # a card that is not here is emulated
     named = any(setting.startswith("workload=") for setting in asked.settings)
     packages = machine_checks.packages(config.workload.ref if named else None)
+    config = config if cuda else config.model_copy(update={"card": config.card.unlisted()})
     checks = [*doctor.preflight(config, "cuda" if cuda else "cpu"), *packages, *machine_checks.found()]
     checks = list({check.name: check for check in checks}.values())  # the later knows more
     if asked.json:

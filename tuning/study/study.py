@@ -94,6 +94,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     terminal.plan(config)
     terminal.checks(checks)
     doctor.require(checks)
+    config = executors.as_ray_allows(config, terminal.warning)
     setting = setting_of(config)
     # Before any process of ours has a context; of the card that has least, where there are several.
     free_bytes = min(map(doctor.free_bytes, nvml.gpus())) if cuda else None

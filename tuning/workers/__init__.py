@@ -36,8 +36,10 @@ SHIPPED_ENVIRONMENT = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "CUDA_DEVICE_
 """What workers on the nodes of a user's cluster are given too; the rest is for the one who starts Ray."""
 
 _SET_HERE = {name for name in _RAY_ENVIRONMENT if name not in os.environ}
-IS_BEHIND_RAY = "ray" in sys.modules and bool(_SET_HERE & {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE"})
-"""Whether Ray was imported before this package, and has read how it listens and authenticates: as it comes."""
+UNREAD_BY_RAY = (
+    _SET_HERE & {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE"} if "ray" in sys.modules else set[str]()
+)
+"""Of how it listens and authenticates what Ray has read as it comes, since it was imported before this package."""
 for _name, _value in _RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 

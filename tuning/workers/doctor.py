@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from tuning.config import atomic
-from tuning.config.cards import CONTEXT_BYTES, HERE
+from tuning.config.cards import CONTEXT_BYTES
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.config.schema import StudyConfig
 from tuning.workers import machine, nvml
@@ -101,7 +101,7 @@ def require(checks: list[Check]) -> None:
 
 
 def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
-    found, card = nvml.gpus(), config.card if device == "cuda" else config.card.unlisted()
+    found, card = nvml.gpus(), config.card
     # Trials are spread over all cards, so that the least of them is what counts.
     smallest = min(found, key=lambda gpu: gpu.memory_bytes, default=None) if device == "cuda" else None
     if device == "cuda" and smallest is None:
@@ -109,8 +109,7 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
     elif smallest and card.memory_bytes and smallest.memory_bytes < SAME_CARD_FRAC * card.memory_bytes:
         less = f"card={card.name} has {card.memory_bytes / 2**30:.0f} GiB and {smallest.name} less"
         other = ", or devices=N, a larger one" if len(found) > 1 else ""
-        fitting = "leave out card.memory_gib" if card.name in HERE else "card=auto, or the card that is there"
-        yield Check("card", "FAIL", less, f"{fitting}{other}")
+        yield Check("card", "FAIL", less, f"card=auto without card.memory_gib, or the card that is there{other}")
     elif card.emulated_on(smallest.memory_bytes if smallest else None):
         where = smallest.name if smallest else "the CPU"
         yield Check("card", "WARN", f"{card.name} is emulated on {where}: memory is the card's, speed is not")

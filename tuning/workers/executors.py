@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from tuning.config.errors import ConfigError
 from tuning.config.schema import StudyConfig
 from tuning.search.protocols import TrialPlan
-from tuning.workers import IS_BEHIND_RAY, join_another, machine, nvml
+from tuning.workers import UNREAD_BY_RAY, join_another, machine, nvml
 from tuning.workers.local_executor import LocalExecutor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -28,22 +29,41 @@ if TYPE_CHECKING:
 _chosen: list[str] = []
 
 
-def prepare(config: StudyConfig) -> None:
-    """Imports Ray where it may be needed: 2 s, while the profiler's process has imports of its own.
+def as_ray_allows(config: StudyConfig, warn: Callable[[str], None]) -> StudyConfig:
+    """Returns the configuration, with one trial at a time where this process can have no Ray and may do without.
 
-    Raises ConfigError where this process has another one, or imported Ray before it was told how to listen.
+    Raises ConfigError where it cannot do without.
     """
-    may_need = bool(config.cluster) or config.dashboard or not one_at_a_time(config)
-    if may_need and IS_BEHIND_RAY:
-        what = "ray was imported before tuning, and reads at its import how it listens and authenticates"
-        raise ConfigError(what, remedy="import tuning first; in a notebook restart the kernel before")
+    in_ray = bool(config.cluster) or config.dashboard
+    why = _bars_ray(config)
+    if why is None or (not in_ray and (config.search.trials == 0 or one_at_a_time(config))):
+        return config
+    if in_ray or isinstance(config.concurrency, int) or devices(config) > 1:
+        remedy = "a Python process (in a notebook a new kernel) that has `from tuning import tune` before `import ray`"
+        raise ConfigError(why, remedy=remedy)
+    warn(f"{why}: trials run one at a time")
+    return config.model_copy(update={"concurrency": 1})
+
+
+def _bars_ray(config: StudyConfig) -> str | None:
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return "a Ray runs in this process, which takes one at a time"
+    unread = set[str]() if config.insecure_cluster else UNREAD_BY_RAY
+    if "RAY_AUTH_MODE" in unread or (unread and not config.cluster):
+        return "ray was imported before tuning.tune, and reads at its import how it listens and authenticates"
+    return None
+
+
+def prepare(config: StudyConfig) -> None:
+    """Imports Ray where it may be needed: 2 s, while the profiler's process has imports of its own."""
     if config.cluster:
         _choose("a user's cluster")
         join_another(insecure=config.insecure_cluster)
     elif config.dashboard or (config.search.trials and config.card.device != "cuda" and not one_at_a_time(config)):
         _choose("a Ray of its own")
-    if may_need:
-        _ray().require_none()
+    if config.cluster or config.dashboard or not one_at_a_time(config):
+        _ray()
 
 
 def one_at_a_time(config: StudyConfig) -> bool:

@@ -19,16 +19,10 @@ import psutil
 import ray
 
 from tuning import search_path
-from tuning.config.errors import ConfigError, PreflightError
+from tuning.config.errors import PreflightError
 
 _TOKEN = secrets.token_hex(32)
 """Of every cluster this process starts: Ray reads its token once a process, and a second cluster's would be refused."""
-
-
-def require_none() -> None:
-    """Raises ConfigError where a Ray runs in this process, which takes one at a time."""
-    if ray.is_initialized():
-        raise ConfigError("a Ray runs in this process, which takes one at a time", remedy="ray.shutdown() before it")
 
 
 class RayCluster:
@@ -70,7 +64,8 @@ class RayCluster:
             shutil.rmtree(self._folder, ignore_errors=True)
             first = str(error).strip().splitlines()[0]
             raise PreflightError(
-                f"Ray did not start: {first}", remedy="free 1 GB of memory; -v shows all of it"
+                f"Ray did not start: {first}",
+                remedy="free 1 GB of memory, or begin in a process that had no other Ray; -v shows all of it",
             ) from error
         except BaseException:  # a Ctrl-C meanwhile
             self._processes = [p for p in psutil.Process().children() if p not in before]

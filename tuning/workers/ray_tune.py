@@ -30,12 +30,12 @@ from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
 from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, refusal
 from tuning.workers.ray_board import RayBoard
-from tuning.workers.ray_cluster import RayCluster, require_none
+from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
 from tuning.workers.ray_worker import REPORT, TrialActor
 from tuning.workers.worker_config import WorkerConfig
 
-__all__ = ["JoinedCluster", "RayBoard", "RayCluster", "RayExecutor", "require_none"]
+__all__ = ["JoinedCluster", "RayBoard", "RayCluster", "RayExecutor"]
 NO_LIMIT = 1_000_000_000
 SNAPSHOT_PERIOD = "TUNE_GLOBAL_CHECKPOINT_S"
 LOOK_S, GONE_S = 2.0, 60.0

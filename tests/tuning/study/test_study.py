@@ -37,8 +37,9 @@ from tuning.search.protocols import TrialPlan
 from tuning.search.selection import choose, far_from_best, rule_of
 from tuning.study import picking, setup, study
 from tuning.study.limits import Limits
-from tuning.workers import executors, machine
+from tuning.workers import executors, machine, nvml
 from tuning.workers.nodes import Node
+from tuning.workers.nvml import Gpu
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -545,20 +546,56 @@ def test_a_process_has_a_ray_of_its_own_or_joins_one_and_never_both(monkeypatch:
         executors.prepare(load.load(["workload=nli", "card=cpu", "cluster=head:6379"]))
 
 
-@pytest.mark.parametrize("setting", ["concurrency=2", "dashboard=true", "cluster=head:6379"])
-def test_a_ray_that_was_imported_first_is_refused_where_one_is_needed(
-    monkeypatch: pytest.MonkeyPatch, setting: str
-) -> None:
-    """It did not read that it is to listen on loopback alone, and does not start beside a token it did not read."""
-    said = "import sys; sys.modules['ray'] = sys; from tuning.workers import IS_BEHIND_RAY; print(IS_BEHIND_RAY)"
+def test_a_ray_that_was_imported_first_has_not_read_how_it_is_to_listen() -> None:
+    said = "import sys; {} from tuning.workers import UNREAD_BY_RAY; print(*sorted(UNREAD_BY_RAY))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    found = subprocess.run([sys.executable, "-c", said], env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "True"
-    monkeypatch.setattr(executors, "IS_BEHIND_RAY", True)
-    executors.prepare(load.load(["workload=nli", "card=cpu"]))
-    with pytest.raises(ConfigError, match="ray was imported before tuning") as raised:
-        executors.prepare(load.load(["workload=nli", "card=cpu", setting]))
-    assert "import tuning first" in raised.value.remedy
+    for before, unread in (("", ""), ("sys.modules['ray'] = sys;", "RAY_AUTH_MODE RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")):
+        command = [sys.executable, "-c", said.format(before)]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == unread
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        ("concurrency=2", "ray was imported before tuning.tune"),
+        ("dashboard=true", "ray was imported before tuning.tune"),
+        ("cluster=head:6379", "ray was imported before tuning.tune"),
+        ("cluster=head:6379 insecure_cluster=true", None),
+        ("concurrency=2 search.trials=0", None),
+        ("concurrency=1", None),
+        ("", None),
+    ],
+)
+def test_where_ray_cannot_do_what_is_asked_it_is_said_before_anything_begins(
+    monkeypatch: pytest.MonkeyPatch, typed: str, why: str | None
+) -> None:
+    config, said = load.load(["workload=nli", "card=cpu", *typed.split()]), list[str]()
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(executors, "UNREAD_BY_RAY", set())
+    assert executors.as_ray_allows(config, said.append) == config
+    monkeypatch.setattr(executors, "UNREAD_BY_RAY", {"RAY_AUTH_MODE"})
+    if why is None:
+        assert executors.as_ray_allows(config, said.append) == config
+    else:
+        with pytest.raises(ConfigError, match=why) as raised:
+            executors.as_ray_allows(config, said.append)
+        assert "`from tuning import tune` before `import ray`" in raised.value.remedy
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+        with pytest.raises(ConfigError, match="a Ray runs in this process"):
+            executors.as_ray_allows(config, said.append)
+    assert not said
+
+
+def test_a_card_whose_room_for_several_trials_is_not_known_yet_takes_one_where_ray_cannot_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvml, "gpus", lambda: [Gpu("RTX 3090", 24 * 2**30)])
+    config, said = load.load(["workload=nli"]), list[str]()
+    config = config.model_copy(update={"card": config.card.on("cuda")})
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    assert executors.as_ray_allows(config, said.append).concurrency == 1
+    assert said == ["a Ray runs in this process, which takes one at a time: trials run one at a time"]
 
 
 def test_a_target_without_a_cluster_and_a_dashboard_beside_one_are_refused() -> None:

@@ -87,7 +87,7 @@ def test_without_shares_a_trial_has_the_workers_own_cap_and_an_oom_is_its_end() 
     assert scheduler.found["t0"]["outcome"] == "oom"
 
 
-def test_a_trial_that_runs_when_the_time_is_over_is_cut_at_its_next_beat_and_says_so() -> None:
+def test_a_trial_that_runs_when_the_time_is_over_is_cut_at_its_next_pause_and_says_so() -> None:
     scheduler = Queue([("nowhere", None)] * 2)
     late = TrialPlan(64, (32, 64), False, 2, 1, deadline=time.monotonic() - 1)
     dispatcher = Dispatcher(scheduler, late, None)
