@@ -135,8 +135,8 @@ from tuning import run
 from tuning.study import study
 
 def waits(*_):
-    print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):  # the signal may come as soon as the number is out
+        print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
         signal.pause()
     print("heard", flush=True)
     signal.pause()
