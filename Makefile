@@ -48,7 +48,7 @@ types: $(VENV)/.installed-dev
 tiers: $(VENV)/.installed-dev
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(TIERS)"
 
-memory-check: $(VENV)/.installed-dev ## predicted peaks of 13 kinds of model against real ones: 3 minutes
+memory-check: $(VENV)/.installed-dev ## predicted peaks of 13 kinds of model against real ones: 3 to 10 minutes
 	$(PY) -m benchmarks.memory_check $(ARGS)
 
 bench-samplers: $(VENV)/.installed-dev ## ways of searching as shipped, and Ray Tune with OptunaSearch and ASHA: hours
