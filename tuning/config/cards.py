@@ -63,9 +63,9 @@ class Card:
         return replace(self if device == "cuda" else self.unlisted(), device=device, capability=own, cores=cores)
 
     def unlisted(self) -> Card:
-        """Returns the card that "auto" with a memory is where it is not here: no listed one, less a context.
+        """Returns the card that card=auto with a memory stands for without a GPU: one less a CUDA context.
 
-        Raises ConfigError where that leaves nothing.
+        Any other card is returned as it is. Raises ConfigError where the context leaves nothing.
         """
         if self.name != "auto" or self.memory_bytes is None:
             return self

@@ -89,7 +89,6 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         terminal.note(f"the run {folder.name} is finished, and nothing is left to do; this is what it found")
         terminal.summary(summary.from_records(records), folder)
         return folder
-    cuda = config.card.device == "cuda"
     checks = doctor.preflight(config, config.card.device)
     terminal.plan(config)
     terminal.checks(checks)
@@ -97,7 +96,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     config = executors.as_ray_allows(config, terminal.warning)
     setting = setting_of(config)
     # Before any process of ours has a context; of the card that has least, where there are several.
-    free_bytes = min(map(doctor.free_bytes, nvml.gpus())) if cuda else None
+    free_bytes = min(map(doctor.free_bytes, nvml.gpus())) if config.card.device == "cuda" else None
     with ExitStack() as stack:
         profiler = stack.enter_context(Worker(setting, terminal.warning))
         profiler.deadline = started + (config.search.max_time_s or math.inf)

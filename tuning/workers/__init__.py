@@ -39,7 +39,7 @@ _SET_HERE = {name for name in _RAY_ENVIRONMENT if name not in os.environ}
 UNREAD_BY_RAY = (
     _SET_HERE & {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE"} if "ray" in sys.modules else set[str]()
 )
-"""Of how it listens and authenticates what Ray has read as it comes, since it was imported before this package."""
+"""The settings of listening and authentication that Ray did not read, as it was imported before this package."""
 for _name, _value in _RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 

@@ -30,9 +30,9 @@ _chosen: list[str] = []
 
 
 def as_ray_allows(config: StudyConfig, warn: Callable[[str], None]) -> StudyConfig:
-    """Returns the configuration, with one trial at a time where this process can have no Ray and may do without.
+    """Returns the configuration; with one trial at a time, and a warning, where Ray cannot start in this process.
 
-    Raises ConfigError where it cannot do without.
+    Raises ConfigError where the study needs Ray: a cluster, the dashboard, several trials or devices.
     """
     in_ray = bool(config.cluster) or config.dashboard
     why = _bars_ray(config)
