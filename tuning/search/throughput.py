@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -92,6 +92,29 @@ def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
     return found
 
 
+def optimizer_knobs() -> list[str]:
+    """Returns the system knobs that change nothing but the optimiser step."""
+    return [name for name in table().system if table()[name].span == "optimizer"]
+
+
+def _with_fastest_optimizer(probes: Sequence[Probed]) -> list[Probed]:
+    """Returns the probes of a speed group with the knobs of its fastest optimiser step, and the seconds of that.
+
+    So the micro-steps of one probe go with the optimiser step of another. The seconds are the median of those probes
+    that have the knobs. Where one probe did not tell its optimiser step apart, all are left as they are.
+    """
+    names = optimizer_knobs()
+    steps_s: dict[tuple[Scalar, ...], list[float]] = {}
+    for probe in probes:
+        values = tuple({**table().defaults, **probe.knobs}[name] for name in names)
+        steps_s.setdefault(values, []).append(probe.optimizer_step_s)
+    if len(steps_s) < 2 or not all(probe.optimizer_step_s for probe in probes):
+        return list(probes)
+    step_s, values = min((statistics.median(own), values) for values, own in steps_s.items())
+    own = dict(zip(names, values, strict=True))
+    return [replace(probe, knobs={**probe.knobs, **own}, optimizer_step_s=step_s) for probe in probes]
+
+
 _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]
 
 
@@ -104,9 +127,10 @@ class Speeds:
         What is left then is that probes are short, which takes `FEW_RATIOS` trials to tell from a probe that was off.
         """
         self._is_alone = is_alone
-        self._groups: dict[tuple[Scalar, ...], list[Probed]] = {}
+        groups: dict[tuple[Scalar, ...], list[Probed]] = {}
         for probe in probes:
-            self._groups.setdefault(group_of(probe.knobs), []).append(probe)
+            groups.setdefault(group_of(probe.knobs), []).append(probe)
+        self._groups = {group: _with_fastest_optimizer(own) for group, own in groups.items()}
         self._exact = {place_of(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
         self._ranked: dict[Any, list[SystemChoice]] = {}
         self._ratios: list[float] = []

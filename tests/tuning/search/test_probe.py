@@ -344,3 +344,23 @@ def test_the_first_probe_has_the_largest_micro_batch_that_fits(tmp_path: Path) -
         (folder := tmp_path / str(size)).mkdir()
         _, journal, _ = alone(folder, cap_bytes, Bare(cap_bytes))
         assert sizes(journal)[0] == (64, size)
+
+
+def test_a_knob_of_the_optimizer_step_is_judged_by_that_step_alone(tmp_path: Path) -> None:
+    """Its micro-step came out slower by more than the fused step saves, as on a machine whose pace changes."""
+
+    class Drifting(FormulaProfiler):
+        def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+            micro_step_s, optimizer_step_s = (0.013, 0.001) if knobs["fused_optimizer"] else (0.010, 0.002)
+            found = {"micro_step_s": micro_step_s, "optimizer_step_s": optimizer_step_s}
+            rate = 64 / (micro_step_s + optimizer_step_s)
+            return {**super().probe(knobs, time_s, best_samples_per_s), **found, "samples_per_s": rate}
+
+    space = Space.of(
+        {"batch_size": 64, "micro_batch_size": 64, "fused_optimizer": [False, True], "num_workers": [0, 2]}
+    )
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    profiler = Drifting()
+    ProbeStage(profiler, space, journal, guard([], None), BUDGET, clock=no_time).run({}, lambda r: None)
+    after = [r["config"] for r in journal.records if r.event == "probe"][2:]
+    assert {config["fused_optimizer"] for config in after if config["num_workers"] == 2} == {True}

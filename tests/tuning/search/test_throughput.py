@@ -69,6 +69,17 @@ def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
     assert at == {16: [16, 8], 32: [32, 8]}
 
 
+def test_micro_steps_of_one_probe_go_with_the_fastest_optimizer_step_of_another() -> None:
+    lucky = probe(0.010, 0.004, fused_optimizer=False, num_workers=0)
+    fused = [probe(s, o, fused_optimizer=True, num_workers=n) for n, s, o in ((0, 0.012, 0.001), (2, 0.011, 0.002))]
+    best, *others = Speeds([lucky, *fused]).ranked({"batch_size": 8})
+    assert [c.system["fused_optimizer"] for c in (best, *others)] == [True] * 3
+    assert best.samples_per_s == pytest.approx(8 / (0.010 + 0.0015)), "the median of those that are fused"
+    whole = probe(0.012, 0.0, fused_optimizer=True, num_workers=0)  # its optimiser step was not told apart
+    assert Speeds([lucky, whole]).ranked({"batch_size": 8})[0].system["fused_optimizer"] is True
+    assert Speeds([lucky, whole]).ranked({"batch_size": 8})[1].system["fused_optimizer"] is False
+
+
 def test_where_the_micro_batch_changes_what_is_learned_a_smaller_batch_has_the_knobs_of_the_larger() -> None:
     with using(KnobTable(kinds={"micro_batch_size": "both"})):
         slow, fast = (probe(s, 0.002, micro_batch_size=64, num_workers=n) for s, n in ((0.02, 0), (0.01, 2)))
