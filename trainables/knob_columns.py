@@ -21,7 +21,10 @@ which the guard's margin holds. step: by how many samples a micro-step has, or w
 are held in it; one profile has all of that.
 """
 Span = Literal["loader", "augment", "transfer", "compute", "optimizer", "none"]
-"""The part of a step that a knob can shorten; of one that takes no time, the knob is not worth a probe."""
+"""The part of a step that a knob can shorten; of one that takes no time, the knob is not worth a probe.
+
+optimizer: a system knob changes nothing but the optimiser step, and probes judge it by that alone.
+"""
 Bound = Literal["loader", "transfer", "launch", "compute", "memory", "optimizer"]
 AskedBy = Literal["loader", "batch", "prepare", "batches", "around", "autocast", "backward", "clip", "name"]
 """What applies a knob in a loop of one's own. around: it is set around a training, whoever's loop that is in. clip: a

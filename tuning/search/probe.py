@@ -39,10 +39,10 @@ def probes_s(config: StudyConfig, left_s: float) -> float:
 class ProbeStage:
     """Measures the system knobs by coordinate descent in each speed group, then the named configurations.
 
-    From the best so far, each knob is changed alone, in the order of the space, nearest values first. The group of the
-    defaults has half of the time. Every other group then has one probe with the fastest system knobs known, and its own
-    descent in an equal share of what is left. A group that the time does not reach is judged by its nearest
-    (`throughput.Speeds`).
+    From the best so far, each knob is changed alone, in the order of the space, nearest values first; a knob of the
+    optimiser step is judged by that step alone. The group of the defaults has half of the time. Every other group then
+    has one probe with the fastest system knobs known, and its own descent in an equal share of what is left. A group
+    that the time does not reach is judged by its nearest (`throughput.Speeds`).
     """
 
     def __init__(
