@@ -23,7 +23,7 @@ are held in it; one profile has all of that.
 Span = Literal["loader", "augment", "transfer", "compute", "optimizer", "none"]
 """The part of a step that a knob can shorten; of one that takes no time, the knob is not worth a probe.
 
-optimizer: a system knob changes nothing but the optimiser step, and probes judge it by that alone.
+Of a system knob, optimizer says that it changes nothing else: probes judge it by the optimiser step alone.
 """
 Bound = Literal["loader", "transfer", "launch", "compute", "memory", "optimizer"]
 AskedBy = Literal["loader", "batch", "prepare", "batches", "around", "autocast", "backward", "clip", "name"]

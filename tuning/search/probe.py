@@ -14,7 +14,7 @@ from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of,
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.memory.oom import CRASHED, Outcome, others_would_crash
 from tuning.search.protocols import Probes, Told
-from tuning.search.throughput import Probed, group_of, inside, optimizer_knobs, place_of, probed
+from tuning.search.throughput import Probed, group_of, inside, place_of, probed, without_slower_optimizers
 
 PASSES = 2
 """Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
@@ -132,7 +132,7 @@ class ProbeStage:
                     if self._place(candidate) not in self._known and (self._clock() >= until or self._only_crash):
                         return best
                     found = self._at(candidate)
-                    if found is not None and inside(self._space, found) and self._is_faster(found, best, name):
+                    if found is not None and inside(self._space, found) and self._is_faster(found, best):
                         best = found
             if best is before:
                 break
@@ -160,15 +160,15 @@ class ProbeStage:
             return False, 0.0
         return found.knobs.get("batch_size") == self._batch_size, found.samples_per_s
 
-    def _is_faster(self, found: Probed, best: Probed | None, name: str) -> bool:
-        """Returns whether a probe is faster than the best so far, of which it differs in the knob `name` alone.
-
-        A knob of the optimiser step is judged by the seconds of that step: those of the micro-steps differ from probe
-        to probe by more than it can save (docs/log/probes.md).
+    def _is_faster(self, found: Probed, best: Probed | None) -> bool:
+        """Returns whether a probe is faster than the best so far, by the optimiser step alone where that is all that
+        differs.
         """
-        if best is not None and name in optimizer_knobs() and found.optimizer_step_s and best.optimizer_step_s:
-            return found.optimizer_step_s < best.optimizer_step_s
-        return self._rank(found) > self._rank(best)
+        rank, best_rank = self._rank(found), self._rank(best)
+        if best is None or rank[0] != best_rank[0]:
+            return rank > best_rank
+        left = without_slower_optimizers([best, found])
+        return rank > best_rank if len(left) == 2 else left == [found]
 
     def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> Record:
         peers = [p for p in probed(self._journal.records) if group_of(p.knobs) == group_of(knobs)]
@@ -203,6 +203,7 @@ class ProbeStage:
         """
         here = {**self._space.fixed, **group, "batch_size": self._batch_size}
         found = [p for p in probed(list(self._known.values())) if inside(self._space, p)]
+        found = without_slower_optimizers(found)
         own = [p for p in found if group_of(p.knobs) == group_of(here)]
         best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)
         base = uncut(self._space, self._journal.records, self._guard) if best is None else best.knobs

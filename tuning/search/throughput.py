@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,8 @@ from tuning.memory.guard import MemoryGuard
 from tuning.search.runtime_check import compare
 
 FEW_RATIOS = 3
+LEAST_OPTIMIZER_FRAC = 0.01
+"""Of a micro-step: an optimiser step that took less costs nothing, or was not seen, as in some loops of one's own."""
 SAMPLES_PER_S = "samples_per_s"
 """The objective that every study has beside those of its workload."""
 
@@ -92,27 +94,21 @@ def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
     return found
 
 
-def optimizer_knobs() -> list[str]:
-    """Returns the system knobs that change nothing but the optimiser step."""
-    return [name for name in table().system if table()[name].span == "optimizer"]
+def without_slower_optimizers(probes: Sequence[Probed]) -> list[Probed]:
+    """Returns the probes without those with a slower optimiser step than another of their speed group and micro-batch.
 
-
-def _with_fastest_optimizer(probes: Sequence[Probed]) -> list[Probed]:
-    """Returns the probes of a speed group with the knobs of its fastest optimiser step, and the seconds of that.
-
-    So the micro-steps of one probe go with the optimiser step of another. The seconds are the median of those probes
-    that have the knobs. Where one probe did not tell its optimiser step apart, all are left as they are.
+    They differ in knobs that change nothing but that step. Its seconds, medians of a group, tell which is slower; those
+    of micro-steps differ from probe to probe by more than such a knob saves (docs/log/probes.md).
     """
-    names = optimizer_knobs()
-    steps_s: dict[tuple[Scalar, ...], list[float]] = {}
-    for probe in probes:
-        values = tuple({**table().defaults, **probe.knobs}[name] for name in names)
-        steps_s.setdefault(values, []).append(probe.optimizer_step_s)
-    if len(steps_s) < 2 or not all(probe.optimizer_step_s for probe in probes):
-        return list(probes)
-    step_s, values = min((statistics.median(own), values) for values, own in steps_s.items())
-    own = dict(zip(names, values, strict=True))
-    return [replace(probe, knobs={**probe.knobs, **own}, optimizer_step_s=step_s) for probe in probes]
+    names = [name for name in table().system if table()[name].span == "optimizer"]
+    rows = [(p, group_of(p.knobs), tuple({**table().defaults, **p.knobs}[n] for n in names)) for p in probes]
+    steps_s: dict[tuple[Scalar, ...], dict[tuple[Scalar, ...], list[float]]] = {}
+    for probe, group, values in rows:
+        steps_s.setdefault(group, {}).setdefault(values, []).append(probe.optimizer_step_s)
+    untold = {group for p, group, _ in rows if p.optimizer_step_s < LEAST_OPTIMIZER_FRAC * p.micro_step_s}
+    fastest = {g: min(own, key=lambda v: statistics.median(own[v])) for g, own in steps_s.items() if g not in untold}
+    have = {(group, p.micro_batch_size) for p, group, values in rows if values == fastest.get(group)}
+    return [p for p, group, own in rows if own == fastest.get(group) or (group, p.micro_batch_size) not in have]
 
 
 _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]
@@ -127,10 +123,9 @@ class Speeds:
         What is left then is that probes are short, which takes `FEW_RATIOS` trials to tell from a probe that was off.
         """
         self._is_alone = is_alone
-        groups: dict[tuple[Scalar, ...], list[Probed]] = {}
-        for probe in probes:
-            groups.setdefault(group_of(probe.knobs), []).append(probe)
-        self._groups = {group: _with_fastest_optimizer(own) for group, own in groups.items()}
+        self._groups: dict[tuple[Scalar, ...], list[Probed]] = {}
+        for probe in without_slower_optimizers(probes):
+            self._groups.setdefault(group_of(probe.knobs), []).append(probe)
         self._exact = {place_of(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
         self._ranked: dict[Any, list[SystemChoice]] = {}
         self._ratios: list[float] = []

@@ -69,15 +69,15 @@ def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
     assert at == {16: [16, 8], 32: [32, 8]}
 
 
-def test_micro_steps_of_one_probe_go_with_the_fastest_optimizer_step_of_another() -> None:
-    lucky = probe(0.010, 0.004, fused_optimizer=False, num_workers=0)
-    fused = [probe(s, o, fused_optimizer=True, num_workers=n) for n, s, o in ((0, 0.012, 0.001), (2, 0.011, 0.002))]
-    best, *others = Speeds([lucky, *fused]).ranked({"batch_size": 8})
-    assert [c.system["fused_optimizer"] for c in (best, *others)] == [True] * 3
-    assert best.samples_per_s == pytest.approx(8 / (0.010 + 0.0015)), "the median of those that are fused"
-    whole = probe(0.012, 0.0, fused_optimizer=True, num_workers=0)  # its optimiser step was not told apart
-    assert Speeds([lucky, whole]).ranked({"batch_size": 8})[0].system["fused_optimizer"] is True
-    assert Speeds([lucky, whole]).ranked({"batch_size": 8})[1].system["fused_optimizer"] is False
+@pytest.mark.parametrize("is_told", [True, False])
+def test_of_two_optimizer_steps_the_faster_is_taken_however_the_micro_steps_came_out(is_told: bool) -> None:
+    lucky = probe(0.010, 0.004 if is_told else 0.0, fused_optimizer=False)
+    steady, other_size = (probe(0.015, 0.002, fused_optimizer=True, micro_batch_size=m) for m in (8, 64))
+    for probes in ([lucky, steady], [steady, lucky]):
+        best = Speeds(probes).ranked({"batch_size": 8})[0]
+        assert best.system["fused_optimizer"] is is_told
+    assert Speeds([lucky, steady]).of({**lucky.knobs, "batch_size": 8}) == lucky.at_batch_size(8), "as it was measured"
+    assert not Speeds([lucky, other_size]).ranked({"batch_size": 8})[0].system["fused_optimizer"], "of another size"
 
 
 def test_where_the_micro_batch_changes_what_is_learned_a_smaller_batch_has_the_knobs_of_the_larger() -> None:
