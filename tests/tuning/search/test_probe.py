@@ -356,11 +356,12 @@ def test_a_knob_of_the_optimizer_step_is_judged_by_that_step_alone(tmp_path: Pat
             rate = 64 / (micro_step_s + optimizer_step_s)
             return {**super().probe(knobs, time_s, best_samples_per_s), **found, "samples_per_s": rate}
 
-    space = Space.of(
-        {"batch_size": 64, "micro_batch_size": 64, "fused_optimizer": [False, True], "num_workers": [0, 2]}
-    )
+    types, both = ["fp32", "bf16"], [False, True]
+    space = Space.of({"batch_size": 64, "micro_batch_size": 64, "fused_optimizer": both, "amp_dtype": types})
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     profiler = Drifting()
     ProbeStage(profiler, space, journal, guard([], None), BUDGET, clock=no_time).run({}, lambda r: None)
-    after = [r["config"] for r in journal.records if r.event == "probe"][2:]
-    assert {config["fused_optimizer"] for config in after if config["num_workers"] == 2} == {True}
+    first, other = ([p for p in probed(journal.records) if p.knobs["amp_dtype"] == own] for own in types)
+    assert [p.knobs["fused_optimizer"] for p in first] == [False, True]
+    assert other[0].knobs["fused_optimizer"] is True, "another group starts with it"
+    assert Speeds(first).ranked(first[0].knobs)[0].system["fused_optimizer"] is True, "and trials have it"
