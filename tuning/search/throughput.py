@@ -25,6 +25,8 @@ from tuning.memory.guard import MemoryGuard
 from tuning.search.runtime_check import compare
 
 FEW_RATIOS = 3
+PROBES_DIFFER = 1.3
+"""By how many times the seconds of two probes may differ where nothing does: 1.4 standard deviations of micro-steps."""
 LEAST_OPTIMIZER_FRAC = 0.01
 """Of a micro-step: an optimiser step that took less costs nothing, or was not seen, as in some loops of one's own."""
 SAMPLES_PER_S = "samples_per_s"
@@ -95,10 +97,11 @@ def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
 
 
 def without_slower_optimizers(probes: Sequence[Probed]) -> list[Probed]:
-    """Returns the probes without those with a slower optimiser step than another of their speed group and micro-batch.
+    """Returns the probes without those whose optimiser step is clearly slower than that of another much like them.
 
-    They differ in knobs that change nothing but that step. Its seconds, medians of a group, tell which is slower; those
-    of micro-steps differ from probe to probe by more than such a knob saves (docs/log/probes.md).
+    They differ in knobs that change nothing but that step. Its seconds, medians of a speed group, tell which is slower;
+    those of micro-steps differ from probe to probe by more than such a knob saves (docs/log/probes.md). What takes its
+    place has the same micro-batch, and a micro-step that is no longer but for that.
     """
     names = [name for name in table().system if table()[name].span == "optimizer"]
     rows = [(p, group_of(p.knobs), tuple({**table().defaults, **p.knobs}[n] for n in names)) for p in probes]
@@ -106,9 +109,21 @@ def without_slower_optimizers(probes: Sequence[Probed]) -> list[Probed]:
     for probe, group, values in rows:
         steps_s.setdefault(group, {}).setdefault(values, []).append(probe.optimizer_step_s)
     untold = {group for p, group, _ in rows if p.optimizer_step_s < LEAST_OPTIMIZER_FRAC * p.micro_step_s}
-    fastest = {g: min(own, key=lambda v: statistics.median(own[v])) for g, own in steps_s.items() if g not in untold}
-    have = {(group, p.micro_batch_size) for p, group, values in rows if values == fastest.get(group)}
-    return [p for p, group, own in rows if own == fastest.get(group) or (group, p.micro_batch_size) not in have]
+    slower = set[tuple[Any, ...]]()
+    for group in steps_s.keys() - untold:
+        medians = {values: statistics.median(own) for values, own in steps_s[group].items()}
+        slower |= {(group, v) for v, step_s in medians.items() if step_s > PROBES_DIFFER * min(medians.values())}
+    kept: dict[tuple[Any, ...], float] = {}
+    for p, group, values in rows:
+        if (group, values) not in slower:
+            place = group, p.micro_batch_size
+            kept[place] = min(p.micro_step_s, kept.get(place, math.inf))
+    return [
+        p
+        for p, group, values in rows
+        if (group, values) not in slower
+        or kept.get((group, p.micro_batch_size), math.inf) > PROBES_DIFFER * p.micro_step_s
+    ]
 
 
 _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]

@@ -351,7 +351,7 @@ def test_a_knob_of_the_optimizer_step_is_judged_by_that_step_alone(tmp_path: Pat
 
     class Drifting(FormulaProfiler):
         def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
-            micro_step_s, optimizer_step_s = (0.013, 0.001) if knobs["fused_optimizer"] else (0.010, 0.002)
+            micro_step_s, optimizer_step_s = (0.012, 0.001) if knobs["fused_optimizer"] else (0.010, 0.002)
             found = {"micro_step_s": micro_step_s, "optimizer_step_s": optimizer_step_s}
             rate = 64 / (micro_step_s + optimizer_step_s)
             return {**super().probe(knobs, time_s, best_samples_per_s), **found, "samples_per_s": rate}

@@ -71,13 +71,23 @@ def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_of_two_optimizer_steps_the_faster_is_taken_however_the_micro_steps_came_out(is_told: bool) -> None:
-    lucky = probe(0.010, 0.004 if is_told else 0.0, fused_optimizer=False)
-    steady, other_size = (probe(0.015, 0.002, fused_optimizer=True, micro_batch_size=m) for m in (8, 64))
+    lucky = probe(0.010, 0.002 if is_told else 0.0, fused_optimizer=False)
+    steady, other_size = (probe(0.012, 0.001, fused_optimizer=True, micro_batch_size=m) for m in (8, 64))
     for probes in ([lucky, steady], [steady, lucky]):
         best = Speeds(probes).ranked({"batch_size": 8})[0]
         assert best.system["fused_optimizer"] is is_told
     assert Speeds([lucky, steady]).of({**lucky.knobs, "batch_size": 8}) == lucky.at_batch_size(8), "as it was measured"
     assert not Speeds([lucky, other_size]).ranked({"batch_size": 8})[0].system["fused_optimizer"], "of another size"
+
+
+def test_what_makes_the_micro_steps_faster_is_kept_whatever_the_optimizer_step() -> None:
+    alike = [probe(0.010, s, fused_optimizer=f, num_workers=0) for f, s in ((False, 0.0021), (True, 0.0020))]
+    slow_step = [probe(0.010, s, fused_optimizer=f, num_workers=0) for f, s in ((False, 0.004), (True, 0.002))]
+    loaded = probe(0.005, 0.0022, fused_optimizer=False, num_workers=2)
+    for others in (alike, slow_step):
+        assert Speeds([*others, loaded]).ranked({"batch_size": 8})[0].system["num_workers"] == 2
+    little = probe(0.009, 0.0022, fused_optimizer=False, num_workers=2)
+    assert Speeds([*alike, little]).ranked({"batch_size": 8})[0].system["num_workers"] == 2
 
 
 def test_where_the_micro_batch_changes_what_is_learned_a_smaller_batch_has_the_knobs_of_the_larger() -> None:
