@@ -202,8 +202,8 @@ class ProbeStage:
         batch in one piece, or in the largest that fit (docs/log/probes.md).
         """
         here = {**self._space.fixed, **group, "batch_size": self._batch_size}
-        found = [p for p in probed(list(self._known.values())) if inside(self._space, p)]
-        found = without_slower_optimizers(found)
+        known = [p for p in probed(list(self._known.values())) if inside(self._space, p)]
+        found = without_slower_optimizers(known)
         own = [p for p in found if group_of(p.knobs) == group_of(here)]
         best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)
         base = uncut(self._space, self._journal.records, self._guard) if best is None else best.knobs

@@ -26,7 +26,7 @@ from tuning.search.runtime_check import compare
 
 FEW_RATIOS = 3
 PROBES_DIFFER = 1.3
-"""By how many times the seconds of two probes may differ where nothing does: 1.4 standard deviations of micro-steps."""
+"""By how many times two probes of one configuration may differ: 1.4 standard deviations of the ratio of micro-steps."""
 LEAST_OPTIMIZER_FRAC = 0.01
 """Of a micro-step: an optimiser step that took less costs nothing, or was not seen, as in some loops of one's own."""
 SAMPLES_PER_S = "samples_per_s"
@@ -100,29 +100,26 @@ def without_slower_optimizers(probes: Sequence[Probed]) -> list[Probed]:
     """Returns the probes without those whose optimiser step is clearly slower than that of another much like them.
 
     They differ in knobs that change nothing but that step. Its seconds, medians of a speed group, tell which is slower;
-    those of micro-steps differ from probe to probe by more than such a knob saves (docs/log/probes.md). What takes its
-    place has the same micro-batch, and a micro-step that is no longer but for that.
+    those of micro-steps differ from probe to probe by more than such a knob saves (docs/log/probes.md). What takes the
+    place of a probe has its micro-batch, and a micro-step that takes no longer but for that difference.
     """
     names = [name for name in table().system if table()[name].span == "optimizer"]
-    rows = [(p, group_of(p.knobs), tuple({**table().defaults, **p.knobs}[n] for n in names)) for p in probes]
-    steps_s: dict[tuple[Scalar, ...], dict[tuple[Scalar, ...], list[float]]] = {}
-    for probe, group, values in rows:
-        steps_s.setdefault(group, {}).setdefault(values, []).append(probe.optimizer_step_s)
-    untold = {group for p, group, _ in rows if p.optimizer_step_s < LEAST_OPTIMIZER_FRAC * p.micro_step_s}
-    slower = set[tuple[Any, ...]]()
-    for group in steps_s.keys() - untold:
-        medians = {values: statistics.median(own) for values, own in steps_s[group].items()}
-        slower |= {(group, v) for v, step_s in medians.items() if step_s > PROBES_DIFFER * min(medians.values())}
-    kept: dict[tuple[Any, ...], float] = {}
-    for p, group, values in rows:
-        if (group, values) not in slower:
-            place = group, p.micro_batch_size
-            kept[place] = min(p.micro_step_s, kept.get(place, math.inf))
+    steps_s: dict[tuple[Any, ...], list[float]] = {}
+    keys = [(group_of(p.knobs), tuple({**table().defaults, **p.knobs}[name] for name in names)) for p in probes]
+    for probe, key in zip(probes, keys, strict=True):
+        steps_s.setdefault(key, []).append(probe.optimizer_step_s)
+    timed = [(p, key[0], statistics.median(steps_s[key])) for p, key in zip(probes, keys, strict=True)]
     return [
-        p
-        for p, group, values in rows
-        if (group, values) not in slower
-        or kept.get((group, p.micro_batch_size), math.inf) > PROBES_DIFFER * p.micro_step_s
+        probe
+        for probe, group, step_s in timed
+        if not any(
+            step_s > PROBES_DIFFER * least_s
+            and least_s >= LEAST_OPTIMIZER_FRAC * other.micro_step_s
+            and other.micro_batch_size == probe.micro_batch_size
+            and other.micro_step_s <= PROBES_DIFFER * probe.micro_step_s
+            and other_group == group
+            for other, other_group, least_s in timed
+        )
     ]
 
 
