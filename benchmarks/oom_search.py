@@ -115,7 +115,7 @@ def by_desk(machine: Machine, folder: Path, strategy: Any) -> tuple[list[Launche
     if strategy == "staged":
         budget = ProbeSection(max_time_s=10.0, probe_time_s=0.2)
         ProbeStage(machine.session, SPACE, watcher.journal, learned, budget).run({}, lambda r: None)
-    terms = SearchTerms(strategy, 10_000, None, machine.seed, 2, {"loss": "min"})
+    terms = SearchTerms(strategy, 10_000, None, machine.seed, {"loss": "min"}, sampler="tpe")
     orders = TrialPlan(SAMPLES, (SAMPLES,), shrink=strategy == "staged", concurrency=1, threads=1)
     scheduler = TrialScheduler(watcher.journal, SPACE, learned, terms, orders, lambda r: None)
     launched: list[Launched] = []

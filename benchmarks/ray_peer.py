@@ -151,11 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ended = searched(config, objective, mode, seconds)
     if not ended:
         return 1
-    tolerance = absolute(config.pick.tolerance, [m[objective] for m in ended], mode)
-    rule = Rule(objective, mode, tolerance, best_baseline(ended[0]["baselines"], objective, mode))
+    least = absolute(config.pick.tolerance, max((abs(m[objective]) for m in ended), default=None))
+    rule = Rule(objective, mode, least, best_baseline(ended[0]["baselines"], objective, mode))
     own = {str(n): m for n, m in enumerate(ended)}
     ok = [Trial(n, m["knobs"], "ok", {objective: m[objective]}, m["samples_per_s"]) for n, m in own.items()]
-    if (found := pick(ok, rule)) is None:
+    if (found := pick(ok, rule, None)) is None:
         return 1
     answer = {
         "ref": config.workload.ref,

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 from tuning.config.lenient import finite, whole
 from tuning.config.resolve import measured_beside
-from tuning.config.schema import BEFORE, StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Record, last, reopened, trained_beside
 from tuning.report.trial_views import SPEED
 from tuning.search import confirm
 from tuning.search.probe import probes_s
+from tuning.search.race import LEAST_SEEDS
 
 FIRST_WINDOW_COST_S = 0.5
 """What a window takes beside its own length, before any was seen: 0.2 to 1 s."""
@@ -68,7 +69,7 @@ def _search_left_s(records: Sequence[Record], config: StudyConfig, training_s: f
 
 
 def _confirming_s(config: StudyConfig, horizon: int, samples_per_s: float) -> float:
-    """Returns what confirming takes: a challenger or two are trained beside the pick, as far as its share lasts."""
+    """Returns what confirming takes: the pick and the reference are trained on a few seeds, then windows."""
     budget, limit_s = config.budget.confirm, config.search.max_time_s
     alone_s = confirm.expected_s(budget, len(config.named) + 1, horizon, samples_per_s)
     return alone_s if limit_s is None else min(alone_s, confirm.SHARE * limit_s)
@@ -82,12 +83,11 @@ def _confirm_left_s(records: Sequence[Record], config: StudyConfig, training_s: 
     budget, limit_s, since = config.budget.confirm, config.search.max_time_s, began(records, "confirm")
     windows_s = [finite(r.get("wall_s")) or budget.window_s for r in records[since:] if r.event == "window"]
     whole_s = [finite(r.get("train_s")) or training_s for r in records if r.event == "trial" and r["outcome"] == "ok"]
-    own = [r for r in records if r.event == "confirmed" and r["name"] != BEFORE]  # which has what time is left
+    own = [r for r in records if r.event == "confirmed"]
     took = [finite(r.get("train_s")) or training_s for r in own]
     trainings_s = 0.0
     if whole_s and not windows_s:
-        trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
-        trainings_s = statistics.fmean(took or whole_s) * max(0, trained * budget.seeds - len(took))
+        trainings_s = statistics.fmean(took or whole_s) * max(0, 2 * LEAST_SEEDS - len(took))
     each_s = statistics.fmean(windows_s) if windows_s else budget.window_s + FIRST_WINDOW_COST_S
     count = len(turns(records, config))
     rest = -len(windows_s) % count  # of the round that has begun

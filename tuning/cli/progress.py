@@ -16,6 +16,7 @@ from tuning.report import summary
 from tuning.report.format import outcome, unlike
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
+from tuning.search.race import LEAST_SEEDS
 from tuning.search.selection import leader
 from tuning.search.throughput import Speeds, probed
 from tuning.workers.worker import Asked
@@ -124,7 +125,7 @@ def standing(records: Sequence[Record], config: StudyConfig) -> Standing:
     """Returns what a line of the log needs, without the table of every trial that `progress` makes."""
     stage, objective = stage_of(records), _objective(records)
     if stage == "search":
-        leads = leader(records, config.pick.tolerance)
+        leads = leader(records)
         best = None if leads is None else leads.config
     else:
         rows = _rows(records, config, stage, objective, Asked())
@@ -181,12 +182,10 @@ def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple
     if stage != "confirm":
         return 0, None
     budget = config.budget.confirm
-    trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
     windows = budget.windows * len(eta.turns(records, config))
     done = sum(r.event == "window" for r in records[eta.began(records, "confirm") :])
-    # Those of an earlier session are not trained again; `before` has what time is left.
-    done += sum(r.event == "confirmed" and r["name"] != BEFORE for r in records)
-    return done, max(done, trained * budget.seeds + windows)
+    trained = sum(r.event == "confirmed" for r in records)  # those of an earlier session are not trained again
+    return done + trained, max(done + trained, max(trained, 2 * LEAST_SEEDS) + windows)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ def _trials(records: Sequence[Record], config: StudyConfig, objective: str) -> I
     rungs = {r["trial"]: r for r in records if r.event == "rung"}
     begun = {r["trial"]: (r, at) for r, at in timeline.moments(records) if r.event == "trial_start"}
     latest = {r["trial"]: r.seq for r in records if r.event == "trial"}
-    best, speeds = _best(records, config), Speeds(probed(records))
+    best, speeds = _best(records), Speeds(probed(records))
     for trial in dict.fromkeys([*begun, *ended]):
         start, at = begun.get(trial, (None, 0.0))
         runs = start is not None and start.seq > latest.get(trial, -1)
@@ -254,21 +253,21 @@ def _of_trial(own: TrialView, objective: str, *, is_best: bool) -> StageRow:
     )
 
 
-def _best(records: Sequence[Record], config: StudyConfig) -> str:
+def _best(records: Sequence[Record]) -> str:
     """Returns the trial that would be picked now, "" where there is none."""
-    leads = leader(records, config.pick.tolerance)
+    leads = leader(records)
     return "" if leads is None else leads.id
 
 
 def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, asked: Asked) -> Iterator[StageRow]:
     """Yields the configurations that are measured again: those trained on fresh seeds, and those in windows."""
     own = [r for r in records[eta.began(records, "confirm") :] if r.event in ("confirmed", "window")]
-    first = _best(records, config) or "best"
+    first = _best(records) or "best"
     searched = {t.trial: t for t in trial_views(records, {objective: ""})}
     configs = {name: own_view.config for name, own_view in searched.items()}
     configs |= {str(r["name"]): mapping(r.get("config")) for r in own if r.event == "window"}
-    challengers = [str(r["trial"]) for r in records if r.event == "rival" and r["decision"] == "confirm"]
-    names = dict.fromkeys([first, *challengers, *(n for n in eta.turns(records, config) if n != "best")])
+    again = [str(r["name"]) for r in own if r.event == "confirmed"]
+    names = dict.fromkeys([first, *again, *(n for n in eta.turns(records, config) if n != "best")])
     now = timeline.moments(records)[-1][1] if records else 0.0
     picked = next((str(r["best"]) for r in reversed(records) if r.event == "pick" and r.get("best")), first)
     for name in names:

@@ -7,11 +7,12 @@ from importlib import resources
 from typing import Literal
 
 Strategy = Literal["staged", "joint"]
-SamplerName = Literal["tpe", "gp", "random"]
-PrunerName = Literal["rungs", "none"]
+SamplerName = Literal["known", "tpe", "random"]
+Goal = Literal["speed", "quality"]
+PrunerName = Literal["reference", "none"]
 
 PRUNERS: Mapping[PrunerName, str] = {
-    "rungs": "successive halving, sparing the fastest",
+    "reference": "who is behind the reference's curve",
     "none": "no trial",
 }
 """Which trials are pruned at the budget's rungs; the rules themselves are `RULES` in `search/pruner.py`."""

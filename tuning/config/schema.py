@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainables.knobs import Scalar
 from tuning.config.cards import GIB_BYTES, Card, DeviceType
-from tuning.config.choices import PrunerName, SamplerName, Strategy
+from tuning.config.choices import Goal, PrunerName, SamplerName, Strategy
 from tuning.config.errors import ConfigError, allowed_by
 from tuning.config.space import Space, shown
 
@@ -108,7 +108,7 @@ def _tolerance(value: object) -> float | str:
     share = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if share and float(share[1]) <= 100:
         return f"{float(share[1]):g}%" if float(share[1]) else 0.0
-    raise ValueError("a number >= 0 in the objective's own unit, or a percentage of the best quality, 0% to 100%")
+    raise ValueError("a number >= 0 in the objective's own unit, or a percentage of the quality of today, 0% to 100%")
 
 
 Slug = Annotated[str, AfterValidator(_slug)]
@@ -184,9 +184,8 @@ class ProbeSection(Section):
 
 
 class ConfirmSection(Section):
-    """How the `top` configurations are measured again: windows of `window_s` seconds, training with `seeds` seeds.
-
-    Those are the pick and its challengers; confirming takes what `search.max_time` leaves, at most 30 % of it.
+    """How the answer is confirmed: `top` configurations at a time are trained beside the reference, on at most `seeds`
+    fresh seeds, until it is settled or `search.max_time` is over; then windows of `window_s` seconds in turns.
     """
 
     windows: Annotated[int, Field(ge=5, le=100)]
@@ -216,8 +215,8 @@ class SearchSection(Section):
     probes alone, the fastest settings that change nothing learned.
 
     `strategy` says what is proposed: staged, learning and "both" knobs, with the fastest system knobs that were probed;
-    joint, every knob. `sampler` proposes: tpe, gp (Optuna's) or random. `pruner` stops trials at the budget's rungs
-    (`choices.PRUNERS`).
+    joint, every knob. `sampler` proposes: known (what would be faster), tpe or random. `pruner` stops trials at the
+    budget's rungs (`choices.PRUNERS`).
     """
 
     trials: Annotated[int | Literal["auto"], BeforeValidator(functools.partial(_count, 0, 100_000))]
@@ -239,12 +238,16 @@ class SearchSection(Section):
 
 
 class PickSection(Section):
-    """`tolerance` is the quality that the fastest configuration may give up, as long as it beats the baselines.
+    """What the pick has to be: the fastest that is as good as what is trained today, the reference.
 
-    A number is in the objective's own unit, a text such as "2%" a share of the best quality seen.
+    `tolerance` is the quality that it may give up on purpose, as long as it beats the baselines: a number in the
+    objective's own unit, or a text such as "2%", a share of the reference's quality. `at_least` names a quality in
+    place of the reference's. `goal=quality` asks for the best quality that is no slower than the reference.
     """
 
     tolerance: Annotated[float | str, BeforeValidator(_tolerance)]
+    at_least: Annotated[float, Field(ge=-1e300, le=1e300)] | None
+    goal: Goal
 
 
 class StudyConfig(Section):

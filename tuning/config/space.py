@@ -165,6 +165,12 @@ class Space:
         """Returns the space of the parameters of these kinds; the other parameters are dropped, the fixed stay."""
         return Space({n: p for n, p in self.parameters.items() if kind_of(n) in kinds}, self.fixed)
 
+    def whole(self, named: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns a configuration as it stands, with defaults for what it does not name and the space has."""
+        given = {**self.fixed, **self.parameters}
+        own = {n: named.get(n, table().defaults[n]) for n in table() if n in named or n in given}
+        return self.complete(own)
+
     def complete(self, values: Mapping[str, object]) -> dict[str, Scalar]:
         """Returns `values` over the fixed ones, without the knobs that have no effect beside the others.
 

@@ -20,7 +20,7 @@ from tuning.config.shareable import shareable
 from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
-from tuning.report.format import SHOWN_FROM, complete, duration, outcome, percent, plain, quality, ratio, size
+from tuning.report.format import SHOWN_FROM, complete, outcome, percent, plain, quality, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
@@ -80,7 +80,7 @@ def answer(found: Summary) -> str:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
     faster = [g.over for g in gains if _slower(g)]
     cautions = [] if baseline_sentence(found) else keep_sentences(found, faster)  # none is worth keeping
-    others = (not_repeated_sentence, baseline_sentence, same_sentence, too_short_sentence)
+    others = (baseline_sentence, same_sentence, too_short_sentence)
     cautions += filter(None, [sentence(found) for sentence in others])
     return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."
 
@@ -316,10 +316,11 @@ def _is_near(found: Summary, name: str) -> bool:
     best, objective = found.best, found.objective
     if best is None or objective not in best.quality:
         return True
-    mine, mode = best.quality[objective].mean, found.objectives[objective]
+    mine, theirs = best.quality[objective].mean, found.named[name].quality[objective].mean
     asked = mapping(mapping(found.study.get("config")).get("pick")).get("tolerance") or 0.0
-    rule = Rule(objective, mode, absolute(asked, [mine], mode))
-    return rule.near(rule.sign * found.named[name].quality[objective].mean, rule.sign * mine)
+    mode: Any = found.objectives[objective]
+    rule = Rule(objective, mode, absolute(asked, mine))
+    return rule.admits(rule.gain(theirs, mine))
 
 
 def _learned(found: Summary, name: str) -> str:
@@ -344,17 +345,6 @@ def baseline_sentence(found: Summary) -> str:
         if worst is not None and sign * worst >= sign * baseline.value:
             return f"{whose} {plain(objective)} may be {beside}"
     return ""
-
-
-def not_repeated_sentence(found: Summary) -> str:
-    """Returns that the pick is much worse trained again than it was in the search, and what to raise; else ""."""
-    best, objective = found.best, found.objective
-    own = best.quality.get(objective) if best else None
-    searched = next((t.values.get(objective) for t in found.trials if best and t.trial == best.trial), None)
-    if found.repeats or own is None or searched is None:
-        return ""
-    said = f"the pick did not repeat: trained again its {plain(objective)} is {own.mean:.3f}, and was {searched:.3f}"
-    return f"{said} in the search; longer trainings differ less: {longer_trainings(found)}"
 
 
 def longer_trainings(found: Summary) -> str:
@@ -438,16 +428,6 @@ def node(found: Mapping[str, Any]) -> str:
         return f"{found.get('node')} is left out: {why}"
     aim = "the target" if kind == found.get("target") else "for quality alone"
     return f"{found.get('node')} runs trials: it is {f'of kind {kind}, {aim}' if kind else 'like this machine'}"
-
-
-def challenger_sentence(found: Mapping[str, Any]) -> str:
-    """Returns what was decided about a challenger of the pick."""
-    needs = duration(found.get("expected_s"))
-    if found.get("decision") == "confirm":
-        return f"may take the pick's place: trained again, about {needs}"
-    left_s = found.get("left_s") or 0.0
-    left = f"{duration(left_s)} are left" if left_s >= 1 else "no time is left"
-    return f"may take the pick's place, but needs {needs}, and {left} beside the windows"
 
 
 def shares(found: Summary) -> list[tuple[str, float]]:

@@ -121,13 +121,12 @@ def event(
         "rung": [name, f"{record.get('samples')} samples", values],
         "refused": [reason, knobs],
         **{key: [name, reason] for key in ("retired", "widened", "lost")},
-        "rival": [name, sentences.challenger_sentence(record.fields)],
         "window": [name, fast or outcome],
         "confirmed": [name, f"seed {record.get('seed')}", values or outcome, fast, failed],
     }
     if record.event not in told:
         return None
-    label = {"rival": "challenger", "confirmed": "again"}.get(record.event, record.event)
+    label = {"confirmed": "again"}.get(record.event, record.event)
     parts = [count if record.event in _COUNTED_EVENTS else "", *told[record.event]]
     return label, "  ".join(filter(None, parts))
 

@@ -1,27 +1,29 @@
-"""Stage 4: the pick and its challengers trained on fresh seeds, the rule put to them again; windows taken in turns."""
+"""Stage 4: who may be the answer is trained again beside the reference, on fresh seeds; then windows taken in turns."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from trainables.knobs import Knobs, Scalar
-from tuning.config.schema import BEFORE, ConfirmSection
-from tuning.journal.records import Journal, Record, Trial, reopened, trained_beside, trials, windows
+from trainables.knobs import Knobs, Scalar, is_active, table
+from tuning.config.lenient import finite
+from tuning.config.schema import ConfirmSection
+from tuning.config.space import Space
+from tuning.journal.records import Journal, Record, reopened, trained_beside, trials, windows
 from tuning.memory.oom import Outcome
-from tuning.search.challengers import Entrant, Selection, challengers, settle
+from tuning.search.proposals import FASTER, Known, Proposals, Seen
 from tuning.search.protocols import Profiler, Told
-from tuning.search.rule import Rule
-from tuning.search.selection import choose
+from tuning.search.race import LEAST_SEEDS, SYSTEM, Finalist, Race
+from tuning.search.rule import Expected, Rule
+from tuning.search.selection import reference_of
 from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
 from tuning.stats.uncertainty import Gain, gain
 
 SHARE = 0.3
-"""The most that confirming may take of `search.max_time`."""
+"""The least that is kept for confirming of `search.max_time`; it has what the search leaves."""
 WINDOW_COST_S = 1.5
 """About what a window costs beside its own length: the first step, and starting workers."""
 START_S = 8.0
@@ -32,166 +34,233 @@ LEAST_WINDOW_S = 0.3
 """Windows are no shorter than this, however little time there is; then there are fewer rounds."""
 WINDOW_STEPS = 3
 """The fewest optimiser steps that a window takes, the two that are dropped included (`workers.session`)."""
-SLOWER = 2.0
-"""So many times what it is expected to take may a training of `before` take: the pick's further seeds come after it."""
 MORE = 1.15
 """A training's seconds over those of its samples alone: evaluation and set-up."""
+POINTS = 8
+"""Evaluations of a training that is confirmed, from which the time to today's quality is read."""
+EVALUATE_FRAC = 0.25
+"""Of a training's seconds, what these evaluations may take: with a slow one there are fewer."""
+CLOSE = 0.9
+"""A configuration of this share of the pick's speed may be the faster one in turns."""
+WITH_TODAY = " with today's system knobs"
+"""What a trial is called in turns with the system knobs of the reference."""
 
 
 @dataclass(frozen=True)
 class ConfirmTerms:
-    """By what the pick is confirmed: rule, fresh seeds, budget, samples of a training, and the seconds left for it."""
+    """By what is confirmed: rule, fresh seeds, budget, samples of a training, and the seconds left for it.
+
+    `reference` is what is trained today, as it stands, and `system` the same with the fastest system knobs, None if it
+    has them. `space` has the searched knobs; `per_s` says how fast a configuration is expected to train, 0 if unknown.
+    """
 
     rule: Rule
     seeds: Sequence[int]
     budget: ConfirmSection
     samples: int
     left_s: Callable[[], float]
+    reference_name: str
+    reference: Mapping[str, Scalar]
+    system: Mapping[str, Scalar] | None
+    space: Space
+    per_s: Callable[[Mapping[str, Scalar]], float]
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """The pick by one seed, the selection over it and its challengers, and the best.
+    """The answer: its name (a trial, `SYSTEM`, or the reference's), the configuration to export, and the two others.
 
-    The selection is None where none of them came to the end again. `repeats` is False where the best came to much less
-    on its fresh seeds than in the search.
+    `best_at_speed` is the best quality that is no slower than the reference, `most_accurate` the best of all; None if
+    nothing was trained again, or it is the pick. `race` is what was known at the end.
     """
 
-    first: str
-    selection: Selection | None
-    best: str
-    repeats: bool = True
+    name: str
+    config: Mapping[str, Scalar]
+    best_at_speed: str | None
+    most_accurate: str | None
+    race: Race
 
 
 def confirm(
     profiler: Profiler, journal: Journal, named: Mapping[str, Mapping[str, Scalar]], terms: ConfirmTerms, told: Told
 ) -> Confirmed:
-    """Returns the best of the pick and its challengers, measured beside the `named`.
+    """Returns the answer, measured beside the reference and the `named`.
 
-    Where several are admitted by their means, the fastest is whoever was in windows taken in turns; who came to much
-    less than in the search is in none while another is admitted. What the records hold is not trained or measured
-    again. Raises ValueError where no trial came to its end.
+    Finalists and reference are trained seed by seed on the same seeds until the pick is settled or the time is over;
+    then the fastest that the rule admits is whoever was in windows taken in turns. What the records hold is not
+    trained or measured again.
     """
-    first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
-    trainings = _Trainings(profiler, journal, named, terms, told)
-    selection = trainings.selected(first)
-    best = _picked(journal.records, terms) if selection is None else selection.best  # not one that failed
+    trainings = _Trainings(profiler, journal, terms, told)
+    race = trainings.run()
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
-    if selection is not None and len(selection.admitted) > 1:
-        own = {trial: configs[trial] for trial in selection.admitted}
-        measure_windows(profiler, journal, {**own, **named, **own}, terms.budget, told, terms.left_s)
-        if own.keys() <= {r["name"] for r in windows(journal.records)}:  # else some are too slow for the time left
-            best = max(own, key=lambda trial: median_rate(journal.records, trial) or 0.0)
-        selection = selection.of(best, entrants(journal.records, terms))
-    else:
-        own = {"best": configs[best]}  # before the named, which may be slow
-        measure_windows(profiler, journal, {**own, **named, **own}, terms.budget, told, terms.left_s)
-    repeats = next((one.repeats(terms.rule) for one in entrants(journal.records, terms) if one.id == best), True)
-    return Confirmed(first, selection, best, repeats)
+    configs |= {SYSTEM: dict(terms.system or {}), terms.reference_name: dict(terms.reference)}
+    admitted, is_speed = race.admitted, terms.rule.goal == "speed"
+    at_speed, accurate = race.best_quality(race.reference_per_s / FASTER), race.best_quality()
+    entrants = _entrants(race, configs, terms)
+    beside = {name: configs[name] for name in dict.fromkeys([at_speed, accurate]) if name and admitted[:1] != [name]}
+    turns = {**entrants, terms.reference_name: configs[terms.reference_name]}
+    others: dict[str, Mapping[str, Scalar]] = {**named, **beside}
+    turns |= {name: dict(knobs) for name, knobs in others.items() if dict(knobs) not in turns.values()}
+    measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
+    best = _fastest(journal.records, entrants, terms.reference_name) if is_speed else next(iter(entrants), "")
+    name = best.removesuffix(WITH_TODAY) or terms.reference_name
+    config = entrants.get(best, configs[terms.reference_name])
+    at_speed, accurate = (None if other == name else other for other in (at_speed, accurate))
+    return Confirmed(name, config, at_speed, accurate, race)
+
+
+def _entrants(
+    race: Race, configs: Mapping[str, dict[str, Scalar]], terms: ConfirmTerms
+) -> dict[str, dict[str, Scalar]]:
+    """Returns who may be the answer, by name: those admitted that are nearly as fast as the first, and the first with
+    the system knobs of today; else the reference with the fastest system knobs.
+    """
+    admitted = race.admitted
+    if not admitted:
+        return {SYSTEM: configs[SYSTEM]} if terms.system is not None and race.allows_system(SYSTEM) else {}
+    first = race.per_s(admitted[0])
+    chosen = [name for name in admitted[:3] if race.per_s(name) >= CLOSE * first]
+    found = {name: configs[name] for name in (chosen if terms.rule.goal == "speed" else admitted[:1])}
+    # The micro-batch is that of its batch, and today's need not be.
+    system = {n: v for n, v in terms.reference.items() if n in table().system and n != "micro_batch_size"}
+    of_today = {**configs[admitted[0]], **system}
+    of_today = {n: v for n, v in of_today.items() if is_active(n, of_today)}
+    if of_today not in found.values():
+        found[admitted[0] + WITH_TODAY] = of_today
+    return found
+
+
+def _fastest(records: Sequence[Record], entrants: Mapping[str, Any], reference: str) -> str:
+    """Returns the fastest of the entrants in turns, the first without any turns; "" if the reference is faster."""
+    rates = {name: rate for name in [*entrants, reference] if (rate := median_rate(records, name))}
+    measured = [name for name in entrants if name in rates]
+    if not measured or reference not in rates:
+        return next(iter(entrants), "")
+    best = max(measured, key=lambda name: rates[name])
+    return best if rates[best] >= rates[reference] else ""
 
 
 class _Trainings:
-    """The trainings on fresh seeds: of the pick, its challengers, and `before` of the `named`; each is a record."""
+    """The trainings on fresh seeds: of the finalists and of the reference; each is a record `confirmed`."""
 
-    def __init__(
-        self,
-        profiler: Profiler,
-        journal: Journal,
-        named: Mapping[str, Mapping[str, Scalar]],
-        terms: ConfirmTerms,
-        told: Told,
-    ) -> None:
-        self._profiler, self._journal, self._named, self._terms, self._told = profiler, journal, named, terms, told
+    def __init__(self, profiler: Profiler, journal: Journal, terms: ConfirmTerms, told: Told) -> None:
+        self._profiler, self._journal, self._terms, self._told = profiler, journal, terms, told
+        records = journal.records
+        self._search = [
+            t for t in trials(records) if t.id not in trained_beside(records) and t.outcome == "ok" and t.samples_per_s
+        ]
+        self._configs: dict[str, Mapping[str, Scalar]] = {t.id: t.config for t in self._search}
+        if terms.system is not None:
+            self._configs[SYSTEM] = terms.system
+        self._expected, self._noise = self._by_model()
+        self._reference_per_s = terms.per_s(terms.reference) or self._searched_per_s()
 
-    def selected(self, first: str) -> Selection | None:
-        """Returns the selection over those that were trained again, None where none of them came to its end.
+    def _searched_per_s(self) -> float:
+        own = reference_of(self._journal.records)
+        return float(own.samples_per_s or 0.0) if own is not None else 0.0
 
-        `first` is the pick by the search's seed. Where the best of them fails, comes to much less than in the search,
-        or is no better than the baseline, the next is trained as long as there is time, and one left that may take its
-        place.
-        """
-        journal, terms = self._journal, self._terms
-        tried: list[str] = []
+    def _by_model(self) -> tuple[dict[str, Expected], float]:
+        """Returns what the search's trainings let expect of each finalist, and the noise between seeds."""
+        rule, names = self._terms.rule, self._terms.space.parameters
+        own = reference_of(self._journal.records)
+        values = {t.id: finite(t.values.get(rule.objective)) for t in self._search}
+        floor = None if own is None else finite(own.values.get(rule.objective))
+        if floor is None:
+            floor = next((value for value in values.values() if value is not None), None)
+        if floor is None or not self._search:
+            return {}, 0.0
+        rows = [{n: v for n, v in t.config.items() if n in names} for t in self._search]
+        seen = [
+            Seen(row, float(t.samples_per_s or 0.0), None if (v := values[t.id]) is None else rule.gain(v, floor))
+            for row, t in zip(rows, self._search, strict=True)
+        ]
+        reference = {n: v for n, v in self._terms.reference.items() if n in names}
+        known = Known(reference, 1.0, seen, rule, rule.gain(floor, floor))
+        model = Proposals(self._terms.space)
+        expected = dict(zip((t.id for t in self._search), model.expected(rows, known), strict=True))
+        return expected, model.noise(known)
+
+    def run(self) -> Race:
+        """Trains in rounds until the pick is settled, the seeds are used up, or the time is; returns what is known."""
+        terms = self._terms
         while True:
-            found, selection = _settled(journal.records, terms)
-            collapsed = [one.id for one in found.values() if not one.repeats(terms.rule)]
-            picked = _picked(journal.records, terms, collapsed)
-            own = found[picked]
-            if picked in tried or not (
-                selection is None or own.by_seed or terms.rule.admits(own.searched, selection.bar)
-            ):
-                return selection
-            is_steady = selection is not None and found[selection.best].repeats(terms.rule)
-            if picked != first and is_steady and own.searched >= terms.rule.baseline_cost:  # no better than it, either
-                return selection
-            if tried:
-                why = _why_not(found.get(tried[-1]), terms.rule)
-                self._told(journal.append("note", text=f"{tried[-1]} {why}: {picked} is next"))
-            tried.append(picked)
-            self._train(picked)
-            found, selection = _settled(journal.records, terms)
-            if (
-                selection is not None
-                and found[selection.best].repeats(terms.rule)
-                and selection.means[selection.best] < terms.rule.baseline_cost
-            ):
-                return selection
+            race = self.race()
+            wanted = [*race.next_round(terms.budget.top, len(terms.seeds)), *self._for_quality(race)]
+            if not wanted and terms.system is not None and not race.admitted and not race.is_settled(SYSTEM):
+                wanted = [SYSTEM]
+            if not sum([self._train_next(name) for name in dict.fromkeys(wanted)]):
+                return self.race()
 
-    def _train(self, first: str) -> None:
-        """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left.
+    def _for_quality(self, race: Race) -> list[str]:
+        """Returns the configuration that is expected to be best at no less than today's speed, while seeds lack."""
+        able = [t.id for t in self._search if race.per_s(t.id) >= self._reference_per_s / FASTER and race.has(t.id)]
+        best = max(able, key=lambda name: race.expected(name).gain, default=None)
+        return [best] if best is not None and not race.is_settled(best) else []
 
-        So is `before`, as the search trained it, as far as time is left: the two are compared on the same seeds
-        (docs/log/confirming.md). Its first seed comes ahead of their last where no challenger is given up for it.
-        """
-        journal, terms = self._journal, self._terms
-        found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
-        if first not in found or found[first].failed:  # and so has everybody else
-            return
-        chosen = challengers(list(found.values()), first, terms.rule, terms.budget.top)
-        each_s = [MORE * terms.samples / found[trial].samples_per_s for trial in chosen]
-        before = _trained_before(journal.records) if BEFORE in self._named else None
-        before_s = MORE * terms.samples / float(before.samples_per_s or math.inf) if before is not None else 0.0
-        left_s, cost_s = terms.left_s(), window_cost_s(journal.records)
-        done = [len(found[trial].by_seed) for trial in chosen]
-        reserve_s = 0.0
-        count, seeds = affordable(left_s, terms.budget, len(self._named), each_s, cost_s, done)
-        if before is not None and before.id not in chosen and _lacks(journal.records, BEFORE, terms.seeds[0]):
-            less = affordable(left_s - before_s, terms.budget, len(self._named), each_s, cost_s, done)
-            if less[0] == count and less[1]:
-                seeds, reserve_s = less[1], before_s
-        if before is not None and before.id in chosen[:count]:
-            before = None  # it is trained as they are
-        spare_s = left_s - reserve_s - windows_s(terms.budget, len(self._named) + 1, cost_s)
-        for place, trial in enumerate(chosen[1:], start=1):
-            decision = "confirm" if place < count else "too long"
-            needed_s = [one_s * max(0, terms.budget.seeds - n) for one_s, n in zip(each_s, done, strict=True)]
-            expected = {"expected_s": needed_s[place], "left_s": max(0.0, spare_s - sum(needed_s[:place]))}
-            if needed_s[place] and not any(
-                r.event == "rival" and (r["trial"], r["decision"]) == (trial, decision) for r in journal.records
-            ):
-                self._told(journal.append("rival", trial=trial, decision=decision, **expected))
-        configs = {t.id: dict(t.config) for t in trials(journal.records)}
-        least_s = least_windows_s(left_s, terms.budget, len(self._named) + 1, cost_s)
-        needed = dict(zip(chosen, each_s, strict=True))
-        for number, seed in enumerate(terms.seeds[:seeds]):
-            left = [needed[trial] for trial in chosen[:count] if seed not in found[trial].by_seed]
-            # A machine slower than expected leaves out a seed of all alike, after the first.
-            if left and seed != terms.seeds[0] and terms.left_s() < sum(left) + least_s:
-                break
-            for trial in chosen[:count]:
-                if _lacks(journal.records, trial, seed):
-                    self._train_again(trial, configs[trial], seed, terms.left_s() - least_s)
-            own = next(one for one in entrants(journal.records, terms) if one.id == first)
-            if before is None or own.failed or not own.repeats(terms.rule) or not _lacks(journal.records, BEFORE, seed):
-                continue
-            others_s = (seeds - 1 - number) * sum(each_s[:count])
-            until_s = terms.left_s() - least_s - (0.0 if reserve_s and not number else others_s)
-            if until_s >= before_s:
-                self._train_again(BEFORE, before.config, seed, min(until_s, SLOWER * before_s))
+    def race(self) -> Race:
+        """Returns the race as the records have it."""
+        rule, reference = self._terms.rule, self._terms.reference_name
+        ended = [r for r in self._journal.records if r.event == "confirmed" and r["seed"] in self._terms.seeds]
+        tried = [r for r in ended if r["outcome"] != Outcome.CUT]
+        quality: dict[str, dict[int, float]] = {}
+        speed: dict[str, dict[int, float]] = {}
+        for record in tried:
+            value, per_s = finite(record["values"].get(rule.objective)), finite(record.get("samples_per_s"))
+            if record["outcome"] == Outcome.OK and value is not None:
+                quality.setdefault(record["name"], {})[record["seed"]] = value
+                speed.setdefault(record["name"], {})[record["seed"]] = per_s or 0.0
+        today, today_per_s = quality.get(reference, {}), speed.get(reference, {})
+        finalists = []
+        for name, config in self._configs.items():
+            own = quality.get(name, {})
+            ratios = [speed[name][n] / today_per_s[n] for n in own if speed[name][n] and today_per_s.get(n)]
+            per_s = self._terms.per_s(config) or next(
+                (t.samples_per_s or 0.0 for t in self._search if t.id == name), 0.0
+            )
+            per_s = self._reference_per_s * statistics.geometric_mean(ratios) if ratios else per_s
+            floors = {
+                n: today[n] if rule.at_least is None else rule.at_least for n in own if n in today or rule.at_least
+            }
+            gains = {n: rule.gain(own[n], floor) for n, floor in floors.items()}
+            expected = self._expected.get(name, Expected(0.0, self._noise))
+            failed = any(r["name"] == name and r["outcome"] != Outcome.OK for r in tried)
+            finalists.append(Finalist(name, per_s, expected, gains, own, failed))
+        return Race(finalists, self._reference_per_s, rule, self._noise, today)
 
-    def _train_again(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> None:
+    def _train_next(self, name: str) -> bool:
+        """Trains a finalist on its next seed, and the reference on the same; returns whether anything was trained."""
+        reference, since = self._terms.reference_name, reopened(self._journal.records)[0].seq
+        ended = [r for r in self._journal.records if r.event == "confirmed"]
+        # What was cut before the study got more time is made up for.
+        ended = [r for r in ended if r["outcome"] != Outcome.CUT or r.seq >= since]
+        tried = {(r["name"], r["seed"]) for r in ended}
+        seed = next((seed for seed in self._terms.seeds if (name, seed) not in tried), None)
+        if seed is None:
+            return False
+        todo = {name: self._configs[name]}
+        if (reference, seed) not in tried and self._terms.rule.at_least is None:
+            todo[reference] = self._terms.reference
+        left_s = self._terms.left_s() - self._windows_s()
+        costs_s = {one: self._training_s(knobs) for one, knobs in todo.items()}
+        if sum(costs_s.values()) > left_s:
+            if any(who != reference for who, _ in tried) or costs_s[name] > left_s:
+                return False
+            todo = {name: self._configs[name]}  # alone on a fresh seed it still tells whether it was luck
+        for one, knobs in todo.items():
+            self._train(one, knobs, seed, self._terms.left_s() - self._windows_s())
+        return True
+
+    def _training_s(self, knobs: Mapping[str, Scalar]) -> float:
+        per_s = self._terms.per_s(knobs) or self._reference_per_s
+        return MORE * self._terms.samples / per_s if per_s else 0.0
+
+    def _windows_s(self) -> float:
+        cost_s = window_cost_s(self._journal.records)
+        return least_windows_s(self._terms.left_s(), self._terms.budget, 2, cost_s)
+
+    def _train(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> None:
         journal, samples = self._journal, self._terms.samples
-        found = self._profiler.train(knobs, samples, (samples,), seed, left_s)
+        found = self._profiler.train(knobs, samples, self._milestones(), seed, left_s)
         self._told(
             journal.append(
                 "confirmed",
@@ -201,6 +270,7 @@ class _Trainings:
                 outcome=found["outcome"],
                 message=found["message"],
                 values=found["values"],
+                curve=found.get("curve", []),
                 samples=found["samples"],
                 samples_per_s=found["measured_samples_per_s"],
                 train_s=found["train_s"],
@@ -211,83 +281,25 @@ class _Trainings:
             )
         )
 
-
-def _why_not(own: Entrant | None, rule: Rule) -> str:
-    """Returns why a trial that was trained again is not the pick; `own` is None where it did not come to its end."""
-    if own is None or own.failed or not own.by_seed:
-        return "did not come to its end when it was trained again"
-    if statistics.fmean(own.by_seed.values()) >= rule.baseline_cost:
-        return f"is no better than the baseline {rule.baseline} on fresh seeds"
-    return "came to much less on fresh seeds than in the search"
-
-
-def _settled(records: Sequence[Record], terms: ConfirmTerms) -> tuple[dict[str, Entrant], Selection | None]:
-    """Returns who ran to the end, by id, and the selection over them as far as they were trained again."""
-    found = {one.id: one for one in entrants(records, terms)}
-    return found, settle(list(found.values()), terms.rule)
-
-
-def _picked(records: Sequence[Record], terms: ConfirmTerms, without: Collection[str] = ()) -> str:
-    """Returns the pick by one seed; raises ValueError where no trial came to its end."""
-    picked = choose(records, terms.rule, without)
-    if picked is None:
-        raise ValueError("nothing to confirm: no trial came to its end")
-    return picked.best
-
-
-def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
-    """Returns the trials that ran to their end as the rule sees them, quality as a cost."""
-    objective, sign = terms.rule.objective, terms.rule.sign
-    again: dict[str, list[Record]] = {}
-    for record in records:
-        if record.event == "confirmed" and record["seed"] in terms.seeds:
-            again.setdefault(record["name"], []).append(record)
-    found, beside = [], trained_beside(records)
-    for trial in (one for one in trials(records) if one.id not in beside):
-        value, own = trial.values.get(objective), again.get(trial.id, [])
-        if trial.outcome == "ok" and trial.samples_per_s and value is not None:
-            own = [r for r in own if r["outcome"] != Outcome.CUT]  # the time was over, which says nothing of it
-            ended = [r for r in own if r["outcome"] == "ok" and r["values"].get(objective) is not None]
-            by_seed = {int(r["seed"]): sign * float(r["values"][objective]) for r in ended}
-            failed = len(ended) < len(own)
-            found.append(Entrant(trial.id, trial.samples_per_s, sign * value, by_seed, failed))
-    return found
-
-
-def affordable(
-    left_s: float,
-    budget: ConfirmSection,
-    named: int,
-    training_s: Sequence[float],
-    cost_s: float = WINDOW_COST_S,
-    done: Sequence[int] = (),
-) -> tuple[int, int]:
-    """Returns how many of the challengers, and on how many seeds each, can be trained before the windows.
-
-    `training_s` are the seconds of one training of each, the pick first, and `done` how many of them an earlier session
-    has behind it. Fewer challengers go first, then fewer seeds; for one training the windows are fewer and shorter
-    (`least_windows_s`). Where that is not enough, nothing is trained: (1, 0).
-    """
-    options = [(count, budget.seeds) for count in range(len(training_s), 0, -1)]
-    options += [(1, seeds) for seeds in range(budget.seeds - 1, 0, -1)]
-    spare_s = left_s - windows_s(budget, named + 1, cost_s)
-
-    def needed_s(count: int, seeds: int) -> float:
-        each = itertools.zip_longest(training_s[:count], done[:count], fillvalue=0)
-        return sum(one_s * max(0, seeds - trained) for one_s, trained in each)
-
-    found = next((o for o in options if needed_s(*o) <= spare_s), None)
-    return found or (1, int(needed_s(1, 1) <= left_s - least_windows_s(left_s, budget, named + 1, cost_s)))
+    def _milestones(self) -> tuple[int, ...]:
+        """Returns after how many samples a training is evaluated, the last its end."""
+        samples = self._terms.samples
+        costs = [
+            float(r["evaluate_s"]) / max(1e-9, float(r["train_s"])) / (1 + rungs)
+            for r in self._journal.records
+            if r.event == "trial" and r["outcome"] == Outcome.OK and r.get("train_s") and r.get("evaluate_s")
+            for rungs in [sum(one.event == "rung" and one["trial"] == r["trial"] for one in self._journal.records)]
+        ]
+        points = POINTS if not costs else max(1, min(POINTS, int(EVALUATE_FRAC / max(1e-9, statistics.median(costs)))))
+        return tuple(dict.fromkeys(max(1, round(samples * n / points)) for n in range(1, points + 1)))
 
 
 def expected_s(
-    budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float, before_per_s: float = 0.0
+    budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float, reference_per_s: float = 0.0
 ) -> float:
-    """Returns about how long the stage will take for the pick, and for one training of `before` where its speed is
-    given, so that the search can leave it that much.
-    """
-    trainings_s = budget.seeds * MORE * horizon / max(samples_per_s, 1e-9)
-    trainings_s += MORE * horizon / before_per_s if before_per_s else 0.0
+    """Returns about how long the stage takes for one pick beside the reference, so that the search leaves it that."""
+    trainings_s = LEAST_SEEDS * MORE * horizon / max(samples_per_s, 1e-9)
+    trainings_s += LEAST_SEEDS * MORE * horizon / reference_per_s if reference_per_s else 0.0
     return START_S + trainings_s + windows_s(budget, configurations)
 
 
@@ -406,18 +418,3 @@ def faster_in_turns(
     gains = [gain(name, "", [(rates[name][n], rates[""][n]) for n in own]) for name, own in rounds.items()]
     told = [one for one in gains if one is not None and one.is_told and one.ratio > 1]
     return max(told, key=lambda one: one.ratio, default=None)
-
-
-def _trained_before(records: Sequence[Record]) -> Trial | None:
-    """Returns the trial of the search that trained `before` to its end, None without one."""
-    own = {r["trial"] for r in records if r.event == "trial_start" and r.get("named") == BEFORE}
-    return next((t for t in trials(records) if t.id in own and t.outcome == Outcome.OK and t.samples_per_s), None)
-
-
-def _lacks(records: Sequence[Record], trial: str, seed: int) -> bool:
-    """Returns whether a trial that has not failed is still to be trained on a seed."""
-    since = reopened(records)[0].seq
-    own = [r for r in records if r.event == "confirmed" and r["name"] == trial]
-    # What was cut before the study got more time is made up for.
-    own = [r for r in own if r["outcome"] != Outcome.CUT or r.seq >= since]
-    return all(r["outcome"] == "ok" and r["seed"] != seed for r in own)

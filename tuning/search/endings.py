@@ -11,6 +11,8 @@ from tuning.journal.records import Journal, Record
 from tuning.memory.groups import learn, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import CRASHED, UNDEFINED, Outcome
+from tuning.search.pruner import Rung
+from tuning.search.rule import Rule
 from tuning.search.sampler import Observation
 from tuning.search.throughput import SAMPLES_PER_S
 
@@ -23,7 +25,10 @@ _KEPT = (
 
 
 class Qualities:
-    """What trials came to in the first quality, from which that of a stopped one is guessed."""
+    """What trials came to in the first quality at their rungs and ends, by trial.
+
+    From them comes what a stopped trial is guessed to have come to, and how a trial stands beside the reference.
+    """
 
     def __init__(self) -> None:
         self._at_rungs: dict[str, dict[int, float]] = {}
@@ -41,7 +46,7 @@ class Qualities:
             self.whole[trial] = value
 
     def guess(self, trial: str) -> float | None:
-        """Returns what a stopped trial would have come to, None where nothing says.
+        """Returns what a stopped trial would have come to, None if nothing says.
 
         After its last rung it is expected to gain what the whole ones that passed that rung did, in the median.
         """
@@ -52,6 +57,21 @@ class Qualities:
         rungs = self._at_rungs
         gains = [end - rungs[t][last] for t, end in self.whole.items() if last in rungs.get(t, {})]
         return own[last] + statistics.median(gains) if gains else None
+
+    def beside(self, trial: str, milestone: int, reference: str, rule: Rule) -> Rung:
+        """Returns how a trial stands beside the reference at a rung, and how others' standing changed after it."""
+
+        def gain(one: str) -> float | None:
+            own, theirs = (self._at_rungs.get(name, {}).get(milestone) for name in (one, reference))
+            return None if own is None or theirs is None else rule.gain(own, theirs)
+
+        floor = self.whole.get(reference)
+        later = [
+            rule.gain(end, floor) - at_rung
+            for one, end in self.whole.items()
+            if one != reference and floor is not None and (at_rung := gain(one)) is not None
+        ]
+        return Rung(milestone, None if rule.at_least is not None else gain(trial), later, rule.tolerance)
 
 
 def measured(found: Mapping[str, Any]) -> dict[str, Any]:

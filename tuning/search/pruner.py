@@ -1,15 +1,18 @@
-"""Which trials are pruned at a rung, by the rule that `search.pruner` names; all qualities are finite."""
+"""Which trials are pruned at a rung, by the rule that `search.pruner` names."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuning.config.choices import PrunerName
 
-SAME_SPEED = 0.03
-"""Two speeds closer than this are equal: one probe tells them apart no better."""
+LEAST_CURVES = 3
+"""Trials that came from a rung to their end, below which nobody knows what a distance at that rung is worth."""
+ERRORS = 2.0
+"""A trial is pruned if it would be behind the reference even with this many standard deviations of luck."""
 
 
 @dataclass(frozen=True)
@@ -35,67 +38,38 @@ def milestones(first: int, last: int, eta: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rung:
-    """What a rule is given: samples/s and quality (the larger the better) of each trial so far, that in question too.
+    """What a rule is given: how a trial stands beside the reference at the same number of samples.
 
-    `eta` is `budget.rungs.eta`. A speed of 0 is unknown.
+    `gain` is its quality less the reference's here, the larger the better, None if the reference has none here.
+    `later` says of each trial that passed here and came to its end by how much its gain changed from here to there.
+    `may_lose` is the quality that the pick may give up.
     """
 
     milestone: int
-    eta: int
-    seen: Sequence[tuple[float, float]]
+    gain: float | None
+    later: Sequence[float]
+    may_lose: float = 0.0
 
 
-PruningRule = Callable[[Rung, float, float], Decision]
-"""Decides whether a trial goes on from a rung; the numbers are its samples/s and its quality."""
+PruningRule = Callable[[Rung], Decision]
+"""Decides whether a trial goes on from a rung."""
 
 
-def by_rungs(rung: Rung, samples_per_s: float, quality: float) -> Decision:
-    """Asynchronous successive halving on the quality (Li et al. 2020) among trials as fast.
-
-    A trial is pruned where its quality is outside the best 1/eta of those seen and a better one was as fast, to within
-    `SAME_SPEED`, or faster; none is among fewer than eta trials.
-    """
-    if len(rung.seen) < rung.eta:
-        return Decision(True, f"{len(rung.seen)} of the {rung.eta} that are compared at {rung.milestone} samples")
-    place = 1 + sum(other > quality for _, other in rung.seen)
-    places = math.ceil(len(rung.seen) / rung.eta)
-    said = f"place {place} of {len(rung.seen)} at {rung.milestone} samples, {places} go on"
-    as_fast = samples_per_s * (1 - SAME_SPEED)
-    is_beaten = any(speed >= as_fast and other > quality for speed, other in rung.seen)
-    if place <= places or not is_beaten:
-        return Decision(True, said if place <= places else f"{said}; nothing as fast is better")
-    return Decision(False, said)
+def by_reference(rung: Rung) -> Decision:
+    """A trial is pruned if it is behind the reference's own curve by more than trials make up for after this rung."""
+    if rung.gain is None:
+        return Decision(True, f"the reference was not measured at {rung.milestone} samples")
+    if len(rung.later) < LEAST_CURVES:
+        return Decision(True, f"{len(rung.later)} of the {LEAST_CURVES} whole trials that are compared with")
+    expected = rung.gain + statistics.fmean(rung.later)
+    error = statistics.stdev(rung.later) * math.sqrt(1 + 1 / len(rung.later))
+    said = f"{rung.gain:+.3g} beside the reference at {rung.milestone} samples, {expected:+.3g} expected at the end"
+    return Decision(expected + ERRORS * error >= -rung.may_lose, f"{said} (± {ERRORS * error:.2g})")
 
 
-def by_none(rung: Rung, samples_per_s: float, quality: float) -> Decision:
+def by_none(rung: Rung) -> Decision:
     """No trial is pruned."""
     return Decision(True, "search.pruner=none")
 
 
-RULES: Mapping[PrunerName, PruningRule] = {"rungs": by_rungs, "none": by_none}
-
-
-class Pruner:
-    """The rungs of one search, by samples seen, and the rule that prunes there; there may be no rungs."""
-
-    def __init__(self, milestones: Sequence[int], eta: int, name: PrunerName = "rungs") -> None:
-        self._eta, self._rule = eta, RULES[name]
-        self._seen: dict[int, dict[str, tuple[float, float]]] = {m: {} for m in milestones}
-
-    def remember(self, trial: str, milestone: int, samples_per_s: float, quality: float) -> None:
-        """Takes a trial's speed and quality (the larger the better) at a rung; decides nothing."""
-        if milestone in self._seen:
-            self._seen[milestone][trial] = samples_per_s, quality
-
-    def decide(
-        self, trial: str, milestone: int, samples_per_s: float, quality: float, *, is_early: bool = False
-    ) -> Decision:
-        """Returns whether the trial goes on from this rung, which is remembered first.
-
-        One that `is_early`, as its quality is of a phase that has not begun, goes on and is compared with nobody.
-        """
-        if is_early:
-            return Decision(True, f"its last phase has not begun at {milestone} samples")
-        self.remember(trial, milestone, samples_per_s, quality)
-        rung = Rung(milestone, self._eta, list(self._seen.get(milestone, {}).values()))
-        return self._rule(rung, samples_per_s, quality)
+RULES: Mapping[PrunerName, PruningRule] = {"reference": by_reference, "none": by_none}

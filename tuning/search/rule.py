@@ -1,19 +1,19 @@
-"""What is asked of the pick: how much quality the fastest configuration may give up, and what it has to be better than.
+"""What is asked of the pick: as good as the reference, better than plain rules, and then the fastest.
 
-Qualities are compared as costs, the smaller the better: the objective itself, or its negative where it is maximised.
+The reference is what the user trains today: `before`, else the plain defaults. Qualities are compared on the same
+seeds, as gains over the reference: positive if better, whether the objective is maximised or minimised.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuning.config.choices import Goal
 from tuning.config.lenient import finite, mapping
 
-COLLAPSE_TOLERANCES = 5.0
-"""The best of twelve with one seed is about one tolerance too good (docs/log/confirming.md)."""
 ROUNDING = 1e-9
 """0.91 - 0.90 is 0.010000000000000009: a difference this much over the tolerance is still within it."""
 
@@ -30,74 +30,82 @@ class Baseline:
 
 
 def best_baseline(baselines: Mapping[str, Any], objective: str, mode: str) -> Baseline | None:
-    """Returns the best of baselines, by name and objectives as records have them; None where none is a number."""
+    """Returns the best of baselines, by name and objectives as records have them; None if none is a number."""
     values = {name: finite(mapping(own).get(objective)) for name, own in mapping(baselines).items()}
     found = [Baseline(name, value) for name, value in values.items() if value is not None]
     return (min if mode == "min" else max)(found, key=lambda one: one.value, default=None)
 
 
-def absolute(asked: float | str, qualities: Iterable[float], mode: str) -> float:
-    """Returns a tolerance in the objective's own unit: a number as it is, "2%" as that share of the best quality seen.
+def absolute(asked: float | str, reference: float | None) -> float:
+    """Returns a tolerance in the objective's own unit: a number as it is, "2%" as a share of the reference's quality.
 
-    0 where a share is asked for and none of `qualities` is finite.
+    0 if a share is asked for and that quality is not known.
     """
     if not isinstance(asked, str):
         return asked
-    known = [quality for quality in qualities if math.isfinite(quality)]
-    best = (min if mode == "min" else max)(known, default=0.0)
-    return float(asked.rstrip("%")) / 100 * abs(best)
+    return float(asked.rstrip("%")) / 100 * abs(reference or 0.0)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The fastest whose `objective` is within `tolerance` of the best, and better than the `baseline`.
+    """The fastest whose `objective` is as good as the reference's, less `tolerance`, and better than the `baseline`.
 
-    `mode` is min or max; the tolerance is at least 0, in the objective's own unit.
-    While nothing is better than the baseline it rules nothing out.
+    `mode` is min or max; the tolerance is at least 0, in the objective's own unit. `at_least` names a quality in place
+    of the reference's. `goal` is "speed", or "quality": the best quality that is no slower than the reference.
     """
 
     objective: str
     mode: str
-    tolerance: float
+    tolerance: float = 0.0
     baseline: Baseline | None = None
+    at_least: float | None = None
+    goal: Goal = "speed"
+
+    def gain(self, value: float, reference: float) -> float:
+        """Returns by how much a quality is better than the reference's on the same seed, or than `at_least`."""
+        floor = reference if self.at_least is None else self.at_least
+        return value - floor if self.mode == "max" else floor - value
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Returns whether one quality is better than another."""
+        return value > other + ROUNDING if self.mode == "max" else value < other - ROUNDING
+
+    def beats_baseline(self, value: float) -> bool:
+        """Returns whether a quality is better than the baseline; True without one."""
+        return self.baseline is None or self.is_better(value, self.baseline.value)
+
+    def admits(self, gain: float) -> bool:
+        """Returns whether a gain over the reference is no loss beyond the tolerance."""
+        return gain >= -self.tolerance - ROUNDING
 
     @property
-    def sign(self) -> float:
-        """Returns what makes a cost of a quality, and a quality of a cost."""
-        return 1.0 if self.mode == "min" else -1.0
+    def words(self) -> str:
+        """Returns what the quality of the pick has to be, such as "accuracy at least as good as the reference's"."""
+        limit = "at least as good as the reference's" if self.at_least is None else f"of {self.at_least:g} or better"
+        return f"{self.objective} {limit}" + f", less {self.tolerance:g}" * bool(self.tolerance)
 
-    @property
-    def baseline_cost(self) -> float:
-        """Returns the baseline's cost, infinity where there is none."""
-        return math.inf if self.baseline is None else self.sign * self.baseline.value
 
-    def over(self, least: float, margin: float = 0.0) -> float:
-        """Returns how much more than the least cost is allowed; `margin` is how far below the baseline it has to stay,
-        where the least is.
+@dataclass(frozen=True)
+class Expected:
+    """What a configuration's gain over the reference is expected to be: mean and standard error, at least 0."""
+
+    gain: float
+    error: float
+
+    def given(self, differences: Sequence[float], spread: float) -> Expected:
+        """Returns what is expected after paired differences on fresh seeds, of this standard deviation each.
+
+        Both are weighed by their precision, as for a normal mean with a normal prior.
         """
-        below = self.baseline_cost - least - 2 * ROUNDING  # strictly: the majority class's own accuracy is not allowed
-        below -= margin if margin < below else 0.0
-        return min(self.tolerance, below) if below > 0 else self.tolerance
+        if not differences:
+            return self
+        error2 = max(spread, 1e-12) ** 2 / len(differences)
+        weight = self.error**2 / (self.error**2 + error2)
+        mean = sum(differences) / len(differences)
+        return Expected(self.gain + weight * (mean - self.gain), math.sqrt(weight * error2))
 
-    def near(self, cost: float, least: float) -> bool:
-        """Returns whether a cost is within the tolerance of the least."""
-        return cost - least <= self.tolerance + ROUNDING
-
-    def admits(self, cost: float, least: float, margin: float = 0.0) -> bool:
-        """Returns whether a cost is allowed where the least is this, and it has to be so far below the baseline."""
-        return cost - least <= self.over(least, margin) + ROUNDING
-
-    def repeats(self, searched: float, again: float) -> bool:
-        """Returns whether a cost on fresh seeds bears out the one of the search: it is at most
-        `COLLAPSE_TOLERANCES` tolerances above it, and still below the baseline's where that one was.
-        """
-        collapses = 0 < self.tolerance < (again - searched - ROUNDING) / COLLAPSE_TOLERANCES
-        return not (searched < self.baseline_cost <= again or collapses)
-
-    def words(self, picked: float, costs: Iterable[float], least: float, best: str) -> str:
-        """Returns "within 0.01 of the best", and the baseline where the one picked is better and it ruled out others.
-
-        `picked` is the cost of the one picked, `best` whom the least cost is said to be of.
-        """
-        held = self.admits(picked, least) and any(self.near(c, least) and not self.admits(c, least) for c in costs)
-        return f"within {self.tolerance:g} of {best}" + f" and better than {self.baseline}" * held
+    def chance(self, least: float) -> float:
+        """Returns the probability that the gain is at least this much."""
+        if self.error <= 0:
+            return float(self.gain >= least)
+        return 0.5 * math.erfc((least - self.gain) / (self.error * math.sqrt(2)))

@@ -1,8 +1,9 @@
 """Proposes configurations behind propose / observe, none of them twice; one live Optuna study holds what was seen.
 
-`tpe` (the default) is Optuna's TPE (multivariate, grouped), `gp` its GPSampler, `random` draws. The sampler of each
-proposal is seeded by (seed, number of the proposal), so that a search rebuilt from its records goes on as the first
-would have.
+The study is Optuna's. By default `search.proposals` chooses what is adopted next, from the candidates that are drawn
+here; `tpe` is Optuna's TPE (multivariate, grouped), which also proposes where no speed is known, `random` draws. Each
+draw is seeded by (seed, number of the proposal), so that a search rebuilt from its records goes on as the first would
+have.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ STARTUP_TRIALS = 6
 """Random proposals before Optuna's samplers take over; Optuna's 10 are most of a small search."""
 ASKS, DRAWS = 4, 1_000
 """How often Optuna is asked for a configuration that nobody proposed, and random draws are made, before giving up."""
+POOL, NEIGHBOURS = 400, 60
+"""Candidates that are drawn from the whole space, and near each of a few good configurations."""
+NEAR = 0.1
+"""How far a neighbour's number is from the one it is near, as a standard deviation of the range's length."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Sampler:
         objectives: Mapping[str, Mode],
         seed: int,
         *,
-        name: SamplerName = "tpe",
+        name: SamplerName = "known",
         initial: Sequence[Mapping[str, Scalar]] = (),
     ) -> None:
         """`initial` are proposed first; what they leave out is drawn."""
@@ -94,6 +99,14 @@ class Sampler:
             drawn = (self._drawn(draw, {}) for _ in range(DRAWS))
             values = next((found for found in drawn if _key(found) not in self._seen), None)
         return None if values is None else Proposal(self.adopt(values), values)
+
+    def candidates(self, near: Sequence[Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
+        """Returns configurations that were not proposed before, each once: drawn from the space, and near the given."""
+        draw = np.random.default_rng([self._seed, self._proposals, 2])
+        drawn = [self._drawn(draw, {}) for _ in range(POOL)]
+        drawn += [self._neighbour(draw, values) for values in near for _ in range(NEIGHBOURS)]
+        found = {_key(values): values for values in drawn}
+        return [values for key, values in found.items() if key not in self._seen]
 
     def adopt(self, values: Mapping[str, Scalar]) -> int:
         """Returns the number of a configuration that is under way, as when a search goes on after a crash."""
@@ -160,9 +173,20 @@ class Sampler:
         seed = int(np.random.SeedSequence([self._seed, self._proposals]).generate_state(1)[0])
         if self._name == "random":
             return optuna.samplers.RandomSampler(seed=seed)
-        if self._name == "gp":
-            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True)
+
+    def _neighbour(self, draw: np.random.Generator, near: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns a configuration with numbers a little moved, and one value of a list in three drawn anew."""
+        start: dict[str, Scalar] = {}
+        for name, parameter in self._space.parameters.items():
+            if name not in near:
+                continue
+            if isinstance(parameter, Range):
+                place = parameter.place(float(near[name])) + NEAR * float(draw.standard_normal())
+                start[name] = parameter.at(min(1.0, max(0.0, place)))
+            elif draw.random() > 1 / 3 and near[name] in parameter:
+                start[name] = near[name]
+        return self._drawn(draw, start)
 
     def _drawn(self, draw: np.random.Generator, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns `start` with what it lacks drawn."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import statistics
@@ -12,22 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainables.knobs import Knobs, Scalar, kind_of, table
+from trainables.knobs import Knobs, Scalar, table
 from tuning.config.choices import PrunerName, SamplerName, Strategy
-from tuning.config.schema import BEFORE
-from tuning.config.space import Choice, Range, Space
+from tuning.config.schema import PLAIN
+from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
-from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole, refused
+from tuning.memory.groups import defaults, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome, others_would_crash
 from tuning.search import endings
-from tuning.search.initial import initial_design, rate_at
 from tuning.search.other_kinds import PATIENCE, OtherKind, apart
-from tuning.search.present import present
+from tuning.search.proposals import LEAST_WORTH, Candidate, Known, Proposals, Seen
 from tuning.search.protocols import Told, TrialPlan, TrialRequest
-from tuning.search.pruner import Decision, Pruner
+from tuning.search.pruner import RULES, Decision
+from tuning.search.rule import Rule
 from tuning.search.sampler import Observation, Proposal, Sampler
-from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, inside, probed
+from tuning.search.selection import rule_of
+from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, group_of, inside, probed
 
 OUT_OF_TIME = "the search's share of search.max_time is spent"
 NAN_IN_FP16 = "NaN or Inf under amp_dtype=fp16, whose largest number is 65,504; bf16 and fp32 reach further"
@@ -37,28 +37,28 @@ NAN_IN_FP16 = "NaN or Inf under amp_dtype=fp16, whose largest number is 65,504; 
 class SearchTerms:
     """What the search may do: its most trials and its last moment (seconds of `clock`), None for no limit; its seed.
 
-    `before`, where there is one, is trained first and to its end, in the place of the plain start. `today` is the same
-    configuration, also where training it takes too long: the plain start then has its learning knobs.
+    `reference` is what is trained today, called `reference_name`; it is trained first, as it stands and to its end, and
+    what the others are compared with. None: the plain defaults of the space.
     """
 
     strategy: Strategy
     trials: int
     deadline: float | None
     seed: int
-    eta: int
     objectives: Mapping[str, Literal["min", "max"]]
-    sampler: SamplerName = "tpe"
-    pruner: PrunerName = "rungs"
-    before: Mapping[str, Scalar] | None = None
-    today: Mapping[str, Scalar] | None = None
+    sampler: SamplerName = "known"
+    pruner: PrunerName = "reference"
+    reference: Mapping[str, Scalar] | None = None
+    reference_name: str = PLAIN
     clock: Callable[[], float] = time.monotonic
 
 
 class TrialScheduler:
     """Hands out trials, decides at rungs, records endings. Everything it knows it can read back from the records.
 
-    Staged: only learning and "both" knobs are proposed, the system knobs are the fastest that were probed and fit, and
-    so the speed of a trial is known. Joint: every knob is proposed in one space, and a trial measures its speed itself.
+    The first trial is the reference. Staged: only learning and "both" knobs are proposed, the system knobs are the
+    fastest that were probed and fit, and so the speed of a trial is known: only what would be faster than the pick of
+    now is trained. Joint: every knob is proposed in one space, and a trial measures its speed itself.
 
     Staged trials may run on `others`, kinds of device beside the target: those tell their quality alone.
     """
@@ -82,26 +82,24 @@ class TrialScheduler:
         searched = space.subset({"learning", "both"}) if self._staged else space
         self._names = tuple(searched.parameters)
         self._objective, mode = next(iter(terms.objectives.items()))
-        self._sign = 1.0 if mode == "max" else -1.0
+        self._default_rule = Rule(self._objective, mode)
         self._qualities = endings.Qualities()
-        objectives = (
-            {self._objective: mode}
-            if terms.sampler == "gp" and self._staged
-            else {SAMPLES_PER_S: "max", **terms.objectives}
-        )
-        self._before = None if terms.before is None else present(terms.before, space, staged=self._staged)
-        start = defaults(space)
-        own = _taught(terms.today or {}, space, start) if self._before is None else self._before.knobs
-        start |= {n: v for n, v in own.items() if v in space.parameters.get(n, Choice(()))}
-        # Rates are scaled from the batch that `before` has, wherever it lies.
-        begin = {**start, **{n: v for n, v in own.items() if n == "batch_size"}}
-        first = initial_design(space, self._names, begin, known, functools.partial(fits, guard))
-        if self._before is not None and not self._before.is_inside:
-            first = first[1:] or [{n: start[n] for n in self._names if n in start}]
-        self._sampler = Sampler(searched, objectives, terms.seed, name=terms.sampler, initial=first)
-        self._pruner = Pruner(plan.milestones[:-1], terms.eta, terms.pruner)
+        self._reference = space.whole(terms.reference or defaults(space))
+        self._reference_id = next((r["trial"] for r in journal.records if _is_of_reference(r)), "")
+        self._may_train_reference = True
+        today = self._searched(self._reference)
+        initial = [today] if terms.sampler != "known" and all(today[n] in searched.parameters[n] for n in today) else []
+        objectives = {SAMPLES_PER_S: "max", **terms.objectives}
+        self._sampler = Sampler(searched, objectives, terms.seed, name=terms.sampler, initial=initial)
+        self._proposals = Proposals(searched)
+        self._trained: dict[str, tuple[Mapping[str, Scalar], float, float | None]] = {}
+        """Of each trial that ended: the searched values, its speed, its quality or None if it failed."""
+        self._ratios: dict[tuple[Scalar, ...], float] = {}
+        """Of speed groups that nobody probed: speed of the last trial over what was expected of it."""
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
+        self._expected: dict[str, dict[str, float]] = {}
+        """Of what is to begin: the speed that is expected of it and that of the pick of now, in samples/s."""
         self._beside = trained_beside(journal.records)
         self._attempts: Counter[str] = Counter()
         self._asked: dict[str, dict[str, Scalar]] = {}
@@ -164,18 +162,19 @@ class TrialScheduler:
 
     def _proposed(self) -> TrialRequest | None:
         """Returns a new trial that fits the target, configured for it; None where the search is over."""
-        if (first := self._present()) is not None:
+        if (first := self._reference_trial()) is not None:
             return first
         while not self._is_over():
             proposal = self._proposal()
             if proposal is None:
-                self.stop_reason = "every configuration of the space was tried"
+                self.stop_reason = self.stop_reason or "every configuration of the space was tried"
                 break
             knobs = self._knobs(proposal.values)
             verdict = self._judged(knobs)
             if verdict.fits:
                 request = self._numbered(knobs)
                 self._numbers[request.trial] = proposal.number
+                self._expected[request.trial] = self._speeds_of_proposal
                 return request
             gone = self._refusal(knobs, verdict)
             self._sampler.observe(proposal.number, self._observation(gone))
@@ -213,13 +212,11 @@ class TrialScheduler:
         kind, measured = self._live[trial]["kind"], result.get("measured_samples_per_s")
         rate = self._rate(knobs, measured, kind) or 0.0
         milestone = max(m for m in self._plan.milestones if m <= samples)
-        decision, self._crashes = Decision(True, f"{BEFORE} is trained to its end"), None
+        self._crashes = None
         is_early = self._is_early(result)
-        if trial not in self._beside:
-            if not is_early:
-                self._qualities.rung(trial, milestone, values.get(self._objective))
-            judged = self._pruner.decide(trial, milestone, rate, self._quality(values), is_early=is_early)
-            decision = decision if self._is_before(knobs) else judged
+        if not is_early:
+            self._qualities.rung(trial, milestone, values.get(self._objective))
+        decision = self._judge_at(milestone, trial, is_early=is_early)
         if decision.go_on and self._time_is_up():
             decision = Decision(False, OUT_OF_TIME)
         speeds = {SAMPLES_PER_S: rate, "measured_samples_per_s": measured}
@@ -230,6 +227,17 @@ class TrialScheduler:
             self._live[trial].update(stopped_at=samples, reason=decision.reason)
         self._told(record)
         return decision.go_on and self.goes_on(trial, result)
+
+    def _judge_at(self, milestone: int, trial: str, *, is_early: bool) -> Decision:
+        """Returns whether a trial goes on from a rung, by the rule that `search.pruner` names."""
+        if trial in self._beside:
+            return Decision(True, "the reference is trained to its end")
+        if is_early:
+            return Decision(True, f"its last phase has not begun at {milestone} samples")
+        return RULES[self._terms.pruner](self._qualities.beside(trial, milestone, self._reference_id, self._rule()))
+
+    def _rule(self) -> Rule:
+        return rule_of(self._journal.records) or self._default_rule
 
     def _is_early(self, result: Mapping[str, Any]) -> bool:
         """Returns whether the last of several phases has not begun at a rung: what is judged is what it trains."""
@@ -336,7 +344,8 @@ class TrialScheduler:
         ran, need_bytes = (applied, verdict.predicted_bytes) if other is None else other.applied(applied)
         kind = "" if other is None else other.name
         self._attempts[trial] += 1
-        named = {"named": BEFORE, "beside": trial in self._beside} if self._is_before(applied) else {}
+        speeds = self._expected.pop(trial, {})
+        named = {"named": self._terms.reference_name, "beside": True} if trial in self._beside else speeds
         self._live[trial] = {"knobs": applied, "ran": ran, "kind": kind}
         self._journal.append(
             "trial_start",
@@ -353,11 +362,55 @@ class TrialScheduler:
         return TrialRequest(trial, ran, self._terms.seed, need_bytes, kind)
 
     def _proposal(self) -> Proposal | None:
-        """Returns what is trained in place of a trial that was ruled out, else what the sampler proposes."""
+        """Returns what is trained in place of a trial that was ruled out, else what is of most worth."""
+        self._speeds_of_proposal: dict[str, float] = {}
         if self._retries:
             values = self._retries.pop(0)
             return Proposal(self._sampler.adopt(values), values)
-        return self._sampler.propose()
+        if self._terms.sampler != "known" or not self._staged or not self._speeds.ranked(self._reference):
+            return self._sampler.propose()
+        known = self._known()
+        good = [one for one in known.seen if one.gain is not None and known.rule.admits(one.gain)]
+        near = sorted(good, key=lambda one: -one.samples_per_s)[:3]
+        candidates = []
+        for values in self._sampler.candidates([known.reference, *(one.values for one in near)]):
+            per_s = self._expected_per_s(self._space.complete(values))
+            if per_s:
+                candidates.append(Candidate(values, per_s))
+        found = self._proposals.choose(candidates, known)
+        if found is None or found[1] < LEAST_WORTH:
+            what = "faster" if known.rule.goal == "speed" else "better"
+            self.stop_reason = f"nothing {what} than the pick of now is likely enough to be worth a training"
+            return None
+        chosen, _ = found
+        now = {"expected_per_s": chosen.samples_per_s, "pick_per_s": self._proposals.pick_per_s(known)}
+        self._speeds_of_proposal = now
+        return Proposal(self._sampler.adopt(chosen.values), dict(chosen.values))
+
+    def _known(self) -> Known:
+        """Returns what the next trial is chosen by: reference, rule, and every trial that has begun."""
+        rule, quality = self._rule(), self._today()
+        seen = [
+            Seen(values, per_s, None if found is None or quality is None else rule.gain(found, quality))
+            for values, per_s, found in self._trained.values()
+        ]
+        for trial, live in self._live.items():
+            if trial not in self._beside:
+                values = self._searched(live["knobs"])
+                seen.append(Seen(values, self._expected_per_s(live["knobs"]), 0.0, is_running=True))
+        today_per_s = max(self._expected_per_s(self._reference), self._speeds.of(self._reference) or 0.0)
+        gain = 0.0 if quality is None else rule.gain(quality, quality)
+        return Known(self._searched(self._reference), today_per_s, seen, rule, gain)
+
+    def _today(self) -> float | None:
+        """Returns the quality of the reference, of the first trial that ended if it has none; None before that."""
+        whole = self._qualities.whole
+        return whole.get(self._reference_id, next(iter(whole.values()), None))
+
+    def _expected_per_s(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns the speed that is expected of a trial with the fastest system knobs that fit, 0 if none do."""
+        found = fastest(self._speeds, self._guard, knobs)
+        return 0.0 if found is None else found.samples_per_s * self._ratios.get(group_of(knobs), 1.0)
 
     @property
     def only_crashes(self) -> bool:
@@ -400,26 +453,20 @@ class TrialScheduler:
             return self._space.complete({**defaults(self._space), **values})
         return {**asked, **found.system}
 
-    def _present(self) -> TrialRequest | None:
-        """Returns the trial of a `before` that the space lacks, where it has not begun yet and fits."""
-        if self._before is None or self._before.is_inside:
+    def _reference_trial(self) -> TrialRequest | None:
+        """Returns the trial of the reference as it stands, unless it has begun or does not fit."""
+        if not self._may_train_reference or self._reference_id or self._is_over():
             return None
-        has_begun = any(r.event == "trial_start" and r.get("named") == BEFORE for r in self._journal.records)
-        has_begun = has_begun or any(pending.trial in self._beside for pending in self._again)
-        if has_begun or self._is_over():
-            return None
-        knobs = self._knobs(self._before.knobs)
-        verdict = self._judged(knobs)
+        verdict = self._judged(self._reference)
         if verdict.fits:
-            request = self._numbered(knobs)
+            request = self._numbered(self._reference)
+            self._reference_id = request.trial
             self._beside.add(request.trial)
             return request
-        self._told(self._journal.append("note", text=f"{BEFORE} is not trained: {verdict.reason}"))
-        self._before = None
+        self._may_train_reference = False
+        said = f"{self._terms.reference_name} is not trained: {verdict.reason}"
+        self._told(self._journal.append("note", text=f"{said}; the first trial that ends stands in for it"))
         return None
-
-    def _is_before(self, knobs: Mapping[str, Scalar]) -> bool:
-        return self._before is not None and self._before.is_of(knobs)
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
         """Returns what to do with a configuration.
@@ -452,10 +499,10 @@ class TrialScheduler:
             kind = record["kind"] if "ran" in record.fields else ""
             self._whole_s[kind].append(float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0))
             self._speeds.learn(knobs, record.get("measured_samples_per_s"))
+            self._qualities.ended(trial, record["values"].get(self._objective))
         if trial in self._beside:
             return
-        if outcome == Outcome.OK:
-            self._qualities.ended(trial, record["values"].get(self._objective))
+        self._learn_speed(record)
         number = self._numbers.pop(trial, None)
         if number is not None:
             self._sampler.observe(number, self._observation(record))
@@ -463,12 +510,21 @@ class TrialScheduler:
             asked = self._asked.get(trial, knobs)  # it may have gone on with other system knobs
             self._sampler.replay(self._searched(asked), self._observation(record))
 
+    def _learn_speed(self, record: Record) -> None:
+        """Takes the speed and the quality of a trial that ended, or was stopped and is guessed."""
+        trial, outcome, knobs, per_s = record["trial"], record["outcome"], record["config"], record.get(SAMPLES_PER_S)
+        if outcome in endings.OVER_MEMORY or not per_s:
+            return  # the guard keeps others like it away
+        quality = self._qualities.whole.get(trial)
+        if outcome in (Outcome.STOPPED, Outcome.CUT) and (quality := self._qualities.guess(trial)) is None:
+            return
+        self._trained[trial] = self._searched(knobs), per_s, quality
+        expected = fastest(self._speeds, self._guard, knobs)
+        if outcome == Outcome.OK and self._speeds.of(knobs) is None and expected is not None:
+            self._ratios[group_of(knobs)] = per_s / expected.samples_per_s
+
     def _observation(self, record: Record) -> Observation:
         return endings.observation(record, self._objective, self._qualities, self._guard)
-
-    def _quality(self, values: Mapping[str, float | None]) -> float:
-        value = values.get(self._objective)
-        return float("nan") if value is None else self._sign * value
 
     def _searched(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         return {n: v for n, v in knobs.items() if n in self._names}
@@ -483,9 +539,8 @@ class TrialScheduler:
         else:  # what they failed of is mended: each begins again
             self._crashes = {trial: "" for trial in ends if alike[trial] is None}
             again = {trial: dict(t.config) for trial, t in ends.items() if alike[trial]} | again
-        rates = {t.id: t.samples_per_s or 0.0 for t in trials(records) if t.id not in again}
         ended = [r for r in records if r.event in ("trial", "refused") and r.get("trial") not in again]
-        judged = rates.keys() - self._beside
+        judged = ends.keys() - again.keys()
         latest = {r.get("trial"): r.seq for r in ended}
         for record in records:
             if record.event == "trial_start":
@@ -493,9 +548,7 @@ class TrialScheduler:
                 self._asked[record["trial"]] = record["config"]
             elif record.event == "rung" and record["trial"] in judged and not record.get("early"):
                 milestone = max(m for m in self._plan.milestones if m <= record["samples"])
-                values, rate = record["values"], record.get(SAMPLES_PER_S) or rates[record["trial"]]
-                self._qualities.rung(record["trial"], milestone, values.get(self._objective))
-                self._pruner.remember(record["trial"], milestone, rate, self._quality(values))
+                self._qualities.rung(record["trial"], milestone, record["values"].get(self._objective))
             elif record.event == "trial" and latest.get(record["trial"]) == record.seq:  # else it began again
                 self._teach(record)  # the guard was made of these records
                 self._retry(record)
@@ -516,14 +569,5 @@ def _learned_otherwise(begun: Mapping[str, Scalar], ended: Mapping[str, Scalar])
     return size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size)
 
 
-def _taught(today: Mapping[str, Scalar], space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Returns the learning knobs of a configuration but its batch size; its rate is that for the batch of the start."""
-    own = {n: v for n, v in today.items() if n in table() and kind_of(n) == "learning" and n != "batch_size"}
-    within, size = space.parameters.get("learning_rate"), int(start.get("batch_size", Knobs().batch_size))
-    if (
-        isinstance(within, Range)
-        and {"learning_rate", "batch_size"} <= today.keys()
-        and today["learning_rate"] in within
-    ):
-        own["learning_rate"] = rate_at(size, float(today["learning_rate"]), int(today["batch_size"]), within)
-    return own
+def _is_of_reference(record: Record) -> bool:
+    return record.event == "trial_start" and bool(record.get("named"))

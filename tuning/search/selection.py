@@ -1,8 +1,8 @@
-"""Which configuration is the answer: the fastest that gives up no more quality than allowed (`search.rule`)."""
+"""Which configuration is the answer by the search alone: the fastest that is as good as the reference by one seed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainables.knobs import Scalar, table
@@ -17,9 +17,6 @@ from tuning.memory.oom import Outcome
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.throughput import Speeds, fastest, group_of, inside, probed
 
-FAR_FRAC = 0.1
-"""Of the best quality seen: a pick that is worse by more gets a note, though the tolerance allows it."""
-
 
 @dataclass(frozen=True)
 class Pick:
@@ -31,18 +28,31 @@ class Pick:
     rule: str
 
 
-def rule_of(records: Sequence[Record], tolerance: float | str) -> Rule | None:
-    """Returns what is asked of the pick, the tolerance in the objective's own unit; None before the study's record.
+def rule_of(records: Sequence[Record]) -> Rule | None:
+    """Returns what the study's record asks of the pick; None before that record.
 
-    A tolerance such as "2%" is a share of the best quality that ended trials have.
+    A tolerance such as "2%" is a share of the reference's quality.
     """
     study = last(records, "study")
     if study is None or not study.get("objectives"):
         return None
     objective, mode = next(iter(study["objectives"].items()))
-    seen = [t.values.get(objective) for t in trials(records) if t.outcome == "ok"]
-    own = absolute(tolerance, [value for value in seen if value is not None], mode)
-    return Rule(objective, mode, own, best_baseline(study.get("baselines") or {}, objective, mode))
+    asked, reference = mapping(mapping(study.get("config")).get("pick")), reference_of(records)
+    today = None if reference is None else finite(reference.values.get(objective))
+    return Rule(
+        objective,
+        mode,
+        absolute(asked.get("tolerance") or 0.0, today),
+        best_baseline(study.get("baselines") or {}, objective, mode),
+        finite(asked.get("at_least")),
+        "quality" if asked.get("goal") == "quality" else "speed",
+    )
+
+
+def reference_of(records: Sequence[Record]) -> Trial | None:
+    """Returns the search's training of the reference, what is trained today; None unless it came to its end."""
+    own = {r["trial"] for r in records if r.event == "trial_start" and r.get("named")}
+    return next((t for t in trials(records) if t.id in own and t.outcome == Outcome.OK), None)
 
 
 def fastest_probed(
@@ -51,19 +61,20 @@ def fastest_probed(
     guard: MemoryGuard,
     start: Mapping[str, Scalar],
     *,
-    is_before: bool = False,
+    named: str = "",
 ) -> dict[str, Scalar] | None:
-    """Returns `start` with the fastest system knobs that were probed and fit, None where nothing was.
+    """Returns `start` with the fastest system knobs that were probed and fit, None if nothing was.
 
-    Where `start` is `before` it stays as it is, unless a probe of it was slower, or failed: what was never compared is
-    no gain.
+    If `start` is the configuration of that name it stays as it is, unless a probe of it was slower, or failed: what was
+    never compared is no gain.
     """
     choice = fastest(Speeds([p for p in probed(records) if inside(space, p)]), guard, start)
-    asked = [r for r in records if r.event == "probe" and r.get("name") == BEFORE and r["outcome"] != Outcome.CUT]
+    asked = [r for r in records if r.event == "probe" and named and r.get("name") == named]
+    asked = [r for r in asked if r["outcome"] != Outcome.CUT]
     own = [r["samples_per_s"] for r in asked if r["outcome"] == Outcome.OK and r["samples_per_s"]]
     if choice is None:
-        return space.complete(start) if is_before and own else None
-    stays = is_before and (own[-1] > choice.samples_per_s if own else not asked)
+        return space.complete(start) if named and own else None
+    stays = bool(named) and (own[-1] > choice.samples_per_s if own else not asked)
     return space.complete(start) if stays else _fitting(space.complete({**start, **choice.system}), space, guard)
 
 
@@ -76,10 +87,8 @@ def _fitting(config: dict[str, Scalar], space: Space, guard: MemoryGuard) -> dic
 
 
 def so_far(records: Sequence[Record]) -> Pick | None:
-    """Returns what an unfinished study would pick by its own rule; None where no trial has ended."""
-    study = last(records, "study")
-    asked = mapping(mapping(study.get("config") if study is not None else None).get("pick"))
-    rule = rule_of(records, asked.get("tolerance") or 0.0)
+    """Returns what an unfinished study would pick by its own rule; None if no trial has ended."""
+    rule = rule_of(records)
     return None if rule is None else choose(records, rule)
 
 
@@ -121,65 +130,47 @@ def sets_its_seed(records: Sequence[Record]) -> bool:
     return any(searched is not None and searched == active.get("seed") for searched, active in again)
 
 
-def choose(records: Sequence[Record], rule: Rule, without: Collection[str] = ()) -> Pick | None:
-    """Returns the pick over the trials that ran to their end, or None where there is none.
+def choose(records: Sequence[Record], rule: Rule) -> Pick | None:
+    """Returns the pick over the trials that ran to their end, by the search's seed; None if there is none.
 
-    What failed when it was trained again, and the trials `without`, are left out, as long as something else is there.
+    It is the fastest that is as good as the reference, else the most accurate; without a reference the most accurate.
     """
-    beside = trained_beside(records)
-    failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] not in ("ok", Outcome.CUT)}
+    beside, reference = trained_beside(records), reference_of(records)
     ended = [t for t in trials(records) if t.outcome == "ok" and t.id not in beside]
-    return pick(ended, rule, {*failed, *without})
+    today = None if reference is None else finite(reference.values.get(rule.objective))
+    return pick(ended, rule, today, 0.0 if reference is None else float(reference.samples_per_s or 0.0))
 
 
-def far_from_best(records: Sequence[Record], picked: Pick, rule: Rule) -> str:
-    """Returns what to say of a pick that is within the tolerance and much worse than the best seen, else "".
-
-    A tolerance of 0.01 is little of an accuracy, and all of an error of 0.01.
-    """
-    values = {t.id: finite(t.values.get(rule.objective)) for t in trials(records)}
-    best, value = values[picked.most_accurate], values[picked.best]
-    if best is None or value is None or abs(value - best) <= FAR_FRAC * abs(best):
-        return ""
-    return (
-        f"{picked.best} is the fastest within pick.tolerance={rule.tolerance:g} of the best {rule.objective} seen, "
-        f"which is wide: {value:.3g} for {best:.3g}; pick.tolerance=2% is a share of the best"
-    )
-
-
-def leader(records: Sequence[Record], tolerance: float | str) -> Trial | None:
-    """Returns the trial that would be picked now, None where there is none."""
-    rule = rule_of(records, tolerance)
-    picked = None if rule is None else choose(records, rule)
+def leader(records: Sequence[Record]) -> Trial | None:
+    """Returns the trial that would be picked now, None if there is none."""
+    picked = so_far(records)
     return None if picked is None else next(t for t in trials(records) if t.id == picked.best)
 
 
-def pick(found: Sequence[Trial], rule: Rule, without: Collection[str] = ()) -> Pick | None:
-    """Returns the pick over quality and speed by the rule, whose tolerance is in the objective's own unit.
+def pick(found: Sequence[Trial], rule: Rule, today: float | None, today_per_s: float = 0.0) -> Pick | None:
+    """Returns the pick over quality and speed by the rule; `today` is the reference's quality, None if not known.
 
-    None where no trial has a finite quality and speed. Those `without` are left out, as long as something else is
-    there. Of equally fast ones the better, then the earlier is taken.
+    None if no trial has a finite quality and speed. Of equally fast ones the better, then the earlier is taken.
     """
     judged = [t for t in found if finite(t.samples_per_s) and finite(t.values.get(rule.objective)) is not None]
-    judged = [t for t in judged if t.id not in without] or judged
     if not judged:
         return None
     value = {t.id: float(t.values[rule.objective] or 0.0) for t in judged}
     speed = {t.id: float(t.samples_per_s or 0.0) for t in judged}
-    cost = {name: rule.sign * own for name, own in value.items()}
-    least = min(cost.values())
-    best = min((name for name in cost if rule.admits(cost[name], least)), key=lambda n: (-speed[n], cost[n]))
-    accurate = min(cost, key=lambda n: (cost[n], -speed[n]))
+    sign = -1.0 if rule.mode == "max" else 1.0
+    accurate = min(value, key=lambda n: (sign * value[n], -speed[n]))
+    floor = value[accurate] if today is None else today
+    able = [n for n in value if rule.admits(rule.gain(value[n], floor))]
+    able = [n for n in able if rule.beats_baseline(value[n])] or able
+    if rule.goal == "quality":
+        able = sorted((n for n in able if speed[n] >= today_per_s), key=lambda n: sign * value[n])[:1]
+    best = min(able, key=lambda n: (-speed[n], sign * value[n]), default=accurate)
     on_front: list[str] = []
-    for name in sorted(cost, key=lambda n: (-speed[n], cost[n])):
-        last = on_front[-1] if on_front else name
-        if cost[name] < cost[last] or (speed[name], cost[name]) == (speed[last], cost[last]):
+    for name in sorted(value, key=lambda n: (-speed[n], sign * value[n])):
+        ahead = on_front[-1] if on_front else name
+        is_equal = (speed[name], value[name]) == (speed[ahead], value[ahead])
+        if sign * value[name] < sign * value[ahead] or is_equal:
             on_front.append(name)
-    said = rule.words(cost[best], cost.values(), least, "the best seen")
-    return Pick(
-        best=best,
-        most_accurate=accurate,
-        front=tuple(on_front),
-        rule=f"of {len(judged)} the fastest whose {rule.objective} is {said}: "
-        f"{value[best]:.4g} against {value[accurate]:.4g}",
-    )
+    said = f"by one seed, of {len(judged)} the fastest with {rule.words}: {value[best]:.4g}"
+    said += f", where the reference has {today:.4g}" if today is not None else ""
+    return Pick(best=best, most_accurate=accurate, front=tuple(on_front), rule=said)

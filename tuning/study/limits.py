@@ -11,7 +11,7 @@ from typing import Any
 from trainables.knobs import Knobs, Scalar
 from tuning.config.choices import available
 from tuning.config.resolve import COMMAND_LINE, measured_beside
-from tuning.config.schema import BEFORE, PLANNED_TRIALS, StudyConfig
+from tuning.config.schema import BEFORE, PLAIN, PLANNED_TRIALS, StudyConfig
 from tuning.journal.records import Journal, Record, last, trained_beside
 from tuning.memory import groups
 from tuning.report.format import duration
@@ -40,8 +40,11 @@ MOST_EPOCHS = 100
 """The most epochs that are chosen by time, where the file does not say how long it is trained today."""
 LONG_S = 12 * 3600.0
 """A search without a limit that takes so long is worth a word before it begins."""
-BEFORE_FRAC = 1 / 2
-"""Of the search's time, the most that training `before` may take: the rest has to find something better."""
+REFERENCE_FRAC = 1 / 6
+"""Of the search's time, what training the reference takes at most, if the time chooses how long a trial is.
+
+It is trained again to confirm, beside the pick, in a time of half of the search's.
+"""
 
 
 class Limits:
@@ -154,8 +157,9 @@ class Limits:
         """Returns the samples of a trial that is never stopped, as the journal has it or the budget says.
 
         Where that is "auto", all trials one after the other take the time of the search, by the speeds that were
-        probed: in whole epochs, or a part of one where the data are many. No fewer than `FEWEST_STEPS`; then there are
-        fewer trials. No more than the workload is trained today, where its file says that.
+        probed: in whole epochs, or a part of one where the data are many. Training the reference takes no more than
+        `REFERENCE_FRAC` of it. No fewer than `FEWEST_STEPS`; then there are fewer trials. No more than the workload is
+        trained today, if its file says that.
         """
         study = last(self._journal.records, "study")
         if study is not None and study.get("horizon_samples"):
@@ -170,7 +174,8 @@ class Limits:
             )
         search_s, asked = max(0.0, self.left_s() - confirm.SHARE * limit_s), self._config.search.trials
         planned = PLANNED_TRIALS if asked == "auto" else max(1, asked)
-        passes = min(today or MOST_EPOCHS, rate * search_s / planned / train_samples)
+        seen = min(rate * search_s / planned, self.reference_per_s() * REFERENCE_FRAC * search_s or math.inf)
+        passes = min(today or MOST_EPOCHS, seen / train_samples)
         passes = math.floor(passes) if 1 <= passes != today else passes
         least = FEWEST_STEPS * int(groups.defaults(self._config.space).get("batch_size", Knobs().batch_size))
         return self._at_most_today(max(least, round(passes * train_samples)))
@@ -267,69 +272,60 @@ class Limits:
 
     def terms(self) -> SearchTerms:
         """Returns what the search may do, and until when: confirming needs its time too."""
-        search, objectives = self._config.search, self._facts["objectives"]
-        before = self.before(self._search_ends_at())
-        deadline = self._search_ends_at(self._before_per_s() if before is not None else 0.0)
+        search, (name, reference) = self._config.search, self.reference()
         return SearchTerms(
             strategy=search.strategy,
             trials=search.most_trials,
-            deadline=deadline,
+            deadline=self._search_ends_at(),
             seed=search.seed,
-            eta=self._config.budget.rungs.eta,
-            objectives=objectives,
+            objectives=self._facts["objectives"],
             sampler=search.sampler,
             pruner=search.pruner,
-            before=before,
-            today=self.before(),
+            reference=reference,
+            reference_name=name,
         )
 
-    def _search_ends_at(self, before_per_s: float = 0.0) -> float | None:
-        """Returns when the search is to end, None without a limit; `before_per_s` where `before` is trained again."""
+    def _search_ends_at(self) -> float | None:
+        """Returns when the search is to end, None without a limit."""
         limit_s, rate = self._config.search.max_time_s, self._fastest_per_s()
         if limit_s is None:
             return None
         reserve_s = math.inf  # unknown: the whole share
         if rate:
             budget, count = self._config.budget.confirm, self._configurations()
-            reserve_s = confirm.expected_s(budget, count, self.horizon(), rate, before_per_s)
+            reserve_s = confirm.expected_s(budget, count, self.horizon(), rate, self.reference_per_s())
         return self.ends_at - min(reserve_s, confirm.SHARE * limit_s)
 
-    def before(self, deadline: float | None = None) -> Mapping[str, Scalar] | None:
-        """Returns the present configuration that the search begins with, None where nobody gave one or it takes too
-        long; `deadline` is that of the search.
+    def reference(self) -> tuple[str, Mapping[str, Scalar]]:
+        """Returns the name and the knobs of what is trained today: `before`, else the plain defaults as they fit.
 
-        Where the plain start, which is trained in its place, is no faster, it is the better one to begin with.
-        That of a workload of ours is nobody's at hand, unless it was typed. One that has begun stays.
+        `before` of a workload of ours is nobody's at hand, unless it was typed.
         """
         config, records = self._config, self._journal.records
-        if not self._is_present():
-            return None
-        if any(r.event == "trial_start" and r.get("named") == BEFORE for r in records):
-            return config.named[BEFORE]
-        rate = self._before_per_s()
-        takes_s = confirm.MORE * self.horizon() / rate if rate else 0.0
-        too_long = deadline is not None and takes_s > BEFORE_FRAC * (deadline - time.monotonic())
-        left_out = too_long and self._per_s(groups.defaults(config.space)) > rate
-        return None if left_out else config.named[BEFORE]
+        if (before := self.before()) is not None:
+            return BEFORE, config.space.whole(before)
+        return PLAIN, groups.uncut(config.space, records, groups.guard(records, self.cap_bytes()))
 
-    def _is_present(self) -> bool:
+    def before(self) -> Mapping[str, Scalar] | None:
+        """Returns the present configuration as the user named it, None if nobody did."""
         config = self._config
         typed = any(k.startswith(f"named.{BEFORE}.") and o == COMMAND_LINE for k, o in config.origins.items())
-        return BEFORE in config.named and (typed or config.workload.ref not in available("workload"))
+        is_present = BEFORE in config.named and (typed or config.workload.ref not in available("workload"))
+        return config.named[BEFORE] if is_present else None
 
-    def _before_per_s(self) -> float:
-        """Returns how fast the present configuration trains by what was probed, 0 where that is not known."""
-        return self._per_s(self._config.named[BEFORE]) if self._is_present() else 0.0
+    def reference_per_s(self) -> float:
+        """Returns how fast the reference trains by what was probed, 0 if that is not known."""
+        return self.per_s(self.reference()[1])
 
-    def _per_s(self, knobs: Mapping[str, Scalar]) -> float:
-        """Returns how fast a configuration trains by what was probed, 0 where that is not known."""
-        known = Speeds(probed(self._journal.records)).ranked(knobs)
-        return known[0].samples_per_s if known else 0.0
+    def per_s(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns how fast a configuration trains by its own probe, else by those like it; 0 if nothing says."""
+        speeds = Speeds(probed(self._journal.records))
+        known = speeds.ranked(knobs)
+        return speeds.of(knobs) or (known[0].samples_per_s if known else 0.0)
 
     def confirm_s(self) -> float:
-        """Returns the seconds that confirming may take from here on: what max_time leaves, at most a share of it."""
-        limit_s = self._config.search.max_time_s
-        return math.inf if limit_s is None else min(self.left_s(), confirm.SHARE * limit_s)
+        """Returns the seconds that confirming may take from here on: what the search has left."""
+        return math.inf if self._config.search.max_time_s is None else self.left_s()
 
     def _configurations(self) -> int:
         """Returns how many configurations take windows in turns: the best, and those that it is measured beside."""

@@ -1,28 +1,32 @@
-"""Stage 4: the search's pick, beside the named configurations, trained on fresh seeds; or what probes alone found."""
+"""Stage 4: the answer, confirmed on fresh seeds beside the reference; or what probes alone found."""
 
 from __future__ import annotations
 
 import collections
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from trainables.knobs import Scalar, kind_of, table
 from tuning.config.errors import NoUsableTrial
 from tuning.config.resolve import COMMAND_LINE
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import BEFORE, StudyConfig
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, Trial, reopened, stage_done, trained_beside, trials
+from tuning.journal.records import Journal, Record, Trial, stage_done, trained_beside, trials
 from tuning.memory import groups
 from tuning.memory.oom import Outcome
 from tuning.report import sentences
 from tuning.report.format import differing, duration
 from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, confirm, faster_in_turns, measure_windows
 from tuning.search.endings import OVER_MEMORY
+from tuning.search.proposals import FASTER
+from tuning.search.race import SYSTEM
 from tuning.search.rule import Rule
-from tuning.search.selection import Pick, choose, far_from_best, fastest_probed, rule_of, sets_its_seed
+from tuning.search.selection import fastest_probed, reference_of, rule_of, sets_its_seed, so_far
 from tuning.search.throughput import Probed, inside
+from tuning.stats.uncertainty import mean_half_width
 from tuning.study.limits import Limits
 from tuning.workers.worker import Worker
 
@@ -48,25 +52,19 @@ class PickStage:
     ) -> None:
         self._config, self._journal, self._limits, self._space = config, journal, limits, space
         self._named, self._told, self._note = named, told, note
-        self._picked = choose(journal.records, self._rule())
-        self._probed = self._of_probes() if self._picked is None else None
-        self.has_any = self._picked is not None or self._probed is not None
+        self._picked = so_far(journal.records)
+        self._is_trained = self._picked is not None or reference_of(journal.records) is not None
+        self._probed = None if self._is_trained else self._of_probes()
+        self.has_any = self._is_trained or self._probed is not None
 
     def run(self, profiler: Worker) -> None:
         """Writes the pick: by the rule over those that were confirmed, else the fastest that was probed."""
-        if self._picked is None:
+        if not self._is_trained:
             self._pick_probed(profiler, self._probed or {})
             return
-        text = far_from_best(self._journal.records, self._picked, self._rule())
-        if text and not isinstance(self._config.pick.tolerance, str):
-            self._note(text, "pick")
-        found = confirm(profiler, self._journal, self._named, self._terms(), self._told)
-        own = next(t for t in trials(self._journal.records) if t.id == found.best)
-        if (faster := self._faster(own.config)) is not None:
-            config, times = faster
-            rate = times * float(own.samples_per_s or 0.0)
-            self._told(self._journal.append("rated", trial=own.id, config=config, samples_per_s=rate))
-        self._append_pick(self._picked, found)
+        terms = self._terms()
+        named = {name: knobs for name, knobs in self._named.items() if name != terms.reference_name}
+        self._append_pick(confirm(profiler, self._journal, named, terms, self._told), terms)
 
     def _faster(self, config: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], float] | None:
         """Returns a configuration with the system knobs of one that is named, which the space has and the rounds tell
@@ -87,17 +85,22 @@ class PickStage:
         return {**config, **own}, found.ratio
 
     def _of_probes(self) -> dict[str, Scalar] | None:
-        """Returns what is trained today, else the defaults, with the fastest system knobs, where no trial of the search
-        failed and time alone let none end.
+        """Returns what is trained today with the fastest system knobs, if no trial of the search failed and time alone
+        let none end.
         """
-        records = self._journal.records
-        if any(t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in _of_search(records)):
+        if any(
+            t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in _of_search(self._journal.records)
+        ):
             return None
+        return self._with_fastest_system()
+
+    def _with_fastest_system(self) -> dict[str, Scalar] | None:
+        """Returns what is trained today, else the defaults, with the fastest system knobs that were probed."""
+        records = self._journal.records
         learned = groups.guard(records, self._limits.cap_bytes())
         before, typed = self._limits.before(), self._typed()
         start = {**groups.defaults(self._space), **(before or {}), **typed}  # of system knobs alone, what is held
-        is_before = before is not None and not typed
-        return fastest_probed(records, self._space, learned, start, is_before=is_before)
+        return fastest_probed(records, self._space, learned, start, named=BEFORE if before and not typed else "")
 
     def _typed(self) -> dict[str, Scalar]:
         """Returns the knobs that the command line fixes, as far as `before` has other values."""
@@ -125,60 +128,77 @@ class PickStage:
         self._journal.append("pick", best="", config=dict(config), rule=rule, front=[])
 
     def _terms(self) -> ConfirmTerms:
-        seed, budget = self._config.search.seed, self._config.budget.confirm
-        until = time.monotonic() + self._limits.confirm_s()
+        seed, budget, limits = self._config.search.seed, self._config.budget.confirm, self._limits
+        until = time.monotonic() + limits.confirm_s()
+        name, reference = limits.reference()
+        records, space = self._journal.records, self._config.space
+        if reference_of(records) is None and self._picked is not None:  # it could not be trained here
+            name = self._picked.most_accurate
+            reference = next(t.config for t in trials(records) if t.id == name)
+        learned = groups.guard(records, limits.cap_bytes())
+        system = fastest_probed(records, space, learned, reference, named=name)
+        is_other = system is not None and limits.per_s(system) > FASTER * limits.per_s(reference)
+        staged = self._config.search.strategy == "staged"
         return ConfirmTerms(
-            rule=self._rule(),
+            rule=cast(Rule, rule_of(records)),  # open() wrote a study record
             seeds=[seed + 1 + n for n in range(budget.seeds)],
             budget=budget,
-            samples=self._limits.plan().samples,
+            samples=limits.plan().samples,
             left_s=lambda: until - time.monotonic(),
+            reference_name=name,
+            reference=reference,
+            system=system if is_other else None,
+            space=space.subset({"learning", "both"}) if staged else space,
+            per_s=limits.per_s,
         )
 
-    def _append_pick(self, picked: Pick, found: Confirmed) -> None:
-        """Writes the pick, by the rule over those that were confirmed."""
-        fields: dict[str, Any] = {"front": list(picked.front), "searched_best": picked.best}
-        fields["repeats"] = found.repeats
-        selection, rule = found.selection, self._rule()
-        if selection is None:
-            said = f"{picked.rule}; no training on fresh seeds came to its end"
-            self._journal.append("pick", best=found.best, most_accurate=picked.most_accurate, rule=said, **fields)
-            return
-        sentence = selection.sentence(found.first, rule, is_fresh=not sets_its_seed(self._journal.records))
-        is_tried = any(r.event == "confirmed" and r["name"] == found.first for r in self._journal.records)
-        if len(selection.means) == 1:
-            why = "was worse on fresh seeds or failed" if is_tried else "was trained on no fresh seed in the time left"
-            instead = f"{found.best}, since {picked.best} {why}"
-            begin = picked.rule if found.best == picked.best else instead
-            sentence = f"{begin}; {sentence}"
+    def _append_pick(self, found: Confirmed, terms: ConfirmTerms) -> None:
+        """Writes the pick, and what fresh seeds said of every configuration that was trained on them."""
+        race, rule, known = found.race, terms.rule, {t.id for t in trials(self._journal.records)}
+        trial = found.name if found.name in known else ""
+        picked = self._picked
         self._journal.append(
             "pick",
-            best=found.best,
-            most_accurate=selection.bar_of,
-            rule=sentence,
-            confirmed={trial: rule.sign * mean for trial, mean in selection.means.items()},
-            bar=rule.sign * selection.bar,
-            bar_of=selection.bar_of,
-            difference=selection.difference,
-            half_width=selection.half_width,
-            **fields,
+            best=trial,
+            config=dict(found.config),
+            kind="system" if found.name == SYSTEM else "reference" if found.name == terms.reference_name else "faster",
+            most_accurate=found.most_accurate if found.most_accurate in known else trial,
+            best_at_speed=found.best_at_speed if found.best_at_speed in known else trial,
+            reference=terms.reference_name,
+            rule=self._sentence(found, terms),
+            front=list(picked.front) if picked is not None else [],
+            searched_best=picked.best if picked is not None else "",
+            confirmed={name: statistics.fmean(one.qualities.values()) for name, one in race.trained.items()},
+            gains={name: list(one.gains.values()) for name, one in race.trained.items()},
+            spread=race.spread,
+            tolerance=rule.tolerance,
+            at_least=rule.at_least,
+            goal=rule.goal,
         )
-        rivals = [r for r in reopened(self._journal.records) if r.event == "rival"]
-        late = [r["trial"] for r in rivals if r["decision"] == "too long"]
-        late = [trial for trial in dict.fromkeys(late) if trial not in selection.means]
-        if late:
-            them = "it" if len(late) == 1 else "them"
-            text = f"{', '.join(late)} may change the pick, and no time was left for that"
-            self._note(f"{text}: a larger search.max_time has {them} trained", "")
         earlier = [r for r in self._journal.records if r.event == "pick"][:-1]
-        if earlier and earlier[-1].get("best") == found.best:
-            self._note(f"{found.best} was the pick before, too", "")
-        if found.best != found.first and is_tried:
-            self._note(f"{found.best} takes the place of {found.first}, which the search had picked by one seed", "")
+        if earlier and trial and earlier[-1].get("best") == trial:
+            self._note(f"{trial} was the pick before, too", "")
 
-    def _rule(self) -> Rule:
-        """Returns what is asked of the pick."""
-        return cast(Rule, rule_of(self._journal.records, self._config.pick.tolerance))  # open() wrote a study record
+    def _sentence(self, found: Confirmed, terms: ConfirmTerms) -> str:
+        """Returns in words why this configuration is the answer."""
+        rule, race, reference = terms.rule, found.race, terms.reference_name
+        tried = [name for name in race.trained if name != SYSTEM]
+        again = f"{len(tried)} trained again" if tried else "the search"
+        if found.name == reference:
+            return f"{reference} as it is: of {again} none was as good and faster"
+        if found.name == SYSTEM:
+            return f"{reference} with the fastest system knobs: of {again} no other was as good and faster"
+        own = race.trained.get(found.name)
+        what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {reference}"
+        said = f"{what} of {again} with {rule.words}"
+        if own is None or not own.gains:
+            return f"{said}, by the search's seed alone"
+        gains, floor = list(own.gains.values()), reference if rule.at_least is None else f"{rule.at_least:g}"
+        reach = mean_half_width(gains)
+        interval = f" ± {reach:.2g}" if reach is not None else ""
+        fresh = "" if not sets_its_seed(self._journal.records) else ", though train(run) sets its seed itself"
+        seeds = f"{len(gains)} fresh seed{'s' * (len(gains) != 1)}"
+        return f"{said}: better than {floor} by {statistics.fmean(gains):.3g}{interval} on {seeds}{fresh}"
 
 
 def nothing_usable(records: Sequence[Record], folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:

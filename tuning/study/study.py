@@ -333,9 +333,6 @@ class _Study:
             if long := self._limits.long():
                 self._note(long)
             plan, terms = self._limits.plan(), self._limits.terms()
-            if terms.before is None and self._limits.before() is not None:
-                took = f"{BEFORE} is not trained: it takes over half of the search's time"
-                self._note(f"{took}; a larger search.max_time has it", warns=BEFORE)
             shares = [kind.share() for kind in self._others]
             counts = [share.plan.concurrency * self._machines(share.kind) for share in shares]
             own = plan.on_nodes(self._machines(self._target))
@@ -379,10 +376,9 @@ class _Study:
 
     def _today(self) -> dict[str, Scalar]:
         """Returns what is trained today, as far as it is known: `before`, else the plain defaults, as they fit."""
-        space, records = self._config.space, self._journal.records
-        if before := self._limits.before():
-            return {**groups.defaults(space), **before}
-        return groups.uncut(space, records, groups.guard(records, self._limits.cap_bytes()))
+        space = self._config.space
+        name, reference = self._limits.reference()
+        return {**groups.defaults(space), **reference} if name == BEFORE else dict(reference)
 
     def publish(self) -> None:
         """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""

@@ -168,6 +168,8 @@ class Worker:
     ) -> dict[str, Any]:
         """Returns the result of a whole training, with everything the device has, or that `left_s` was over: `cut`.
 
+        Its `curve` has the seconds of training, the samples and the values at each milestone, the end included.
+
         An OOM of the device is its outcome, since what is confirmed is exported as it stands: no micro-batch is halved.
         """
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self.config.cap_bytes)
@@ -177,11 +179,16 @@ class Worker:
 
     def _trained(self, order: TrialOrder, until: float) -> dict[str, Any]:
         self.begin(order)
-        while not (found := self.advance(until))["done"]:
+        curve: list[tuple[float, int, Mapping[str, Any]]] = []
+        while True:
+            found = self.advance(until)
+            if found.get("values"):
+                curve.append((float(found.get("train_s") or 0.0), int(found["samples"]), found["values"]))
+            if found["done"]:
+                return {**found, "curve": curve}
             if time.monotonic() >= until:
                 self.finish()
                 return {**found, "outcome": str(Outcome.CUT), "message": "its time was over", "done": True}
-        return found
 
     # -- trials --------------------------------------------------------------------------------------------------------
 
