@@ -90,6 +90,41 @@ class ComparedPart(_Part):
     rounds: int = Field(ge=0)
 
 
+class TodayQualityPart(_Part):
+    """The objective, and that of what is trained today, in the mean over the same seeds (0: over others).
+
+    `half_width` is that of the 95 % interval of the mean difference.
+    """
+
+    mean: float
+    reference: float
+    difference: float
+    half_width: float | None = Field(ge=0)
+    seeds: int = Field(ge=0)
+    verdict: Literal["same", "better", "worse", "unknown"]
+
+
+class TodaySecondsPart(_Part):
+    """Seconds of training until today's final quality is reached, in the median over seeds; `missed` did not reach it.
+
+    `reference` is what the reference itself takes.
+    """
+
+    median: float | None = Field(ge=0)
+    reference: float | None = Field(ge=0)
+    seeds: int = Field(ge=1)
+    missed: int = Field(ge=0)
+
+
+class TodayPart(_Part):
+    """The configuration beside the reference, which is what is trained today."""
+
+    reference: str
+    objective: str
+    quality: TodayQualityPart | None
+    seconds_to_it: TodaySecondsPart | None
+
+
 class ProvenancePart(_Part):
     """Where it comes from."""
 
@@ -110,11 +145,13 @@ class BestFile(_Part):
 
     schema_: Literal[1] = Field(alias="schema")
     status: Literal["confirmed", "probed", "unconfirmed", "not repeated", "trained"] = "confirmed"
+    """Earlier versions wrote "not repeated" of a pick that came to much less on fresh seeds."""
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart
     measured: MeasuredPart
     compared: dict[str, ComparedPart]
+    beside_today: TodayPart | None = None  # earlier versions had none
     provenance: ProvenancePart
     sha256: str
 

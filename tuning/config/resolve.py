@@ -26,7 +26,7 @@ COMMAND_LINE = "command line"
 COMPILED_S, COMPILED_PROBES_S = 900.0, 120.0
 """A study of less time, or whose probes have less, compiles nothing of its own accord."""
 
-TAKEN = ("best", "most_accurate", "config", "plain_defaults")
+TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
 
 Tree = dict[str, Any]

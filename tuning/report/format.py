@@ -96,6 +96,12 @@ def ratio(gain: Gain, sign: str = "") -> str:
     return f"{gain.ratio:.2f}{sign} ({gain.low:.2f} to {gain.high:.2f})"
 
 
+def difference(value: float, half_width: float | None = None) -> str:
+    """Returns a difference of two qualities, "+0.004 ± 0.006" with the half-width of its interval."""
+    digits = 3 if max(abs(value), half_width or 0.0) >= 1e-3 or not value else 6
+    return f"{value:+.{digits}f}" + ("" if half_width is None else f" ± {half_width:.{digits}f}")
+
+
 def size(bytes_count: float | None) -> str:
     """Returns bytes as KiB, MiB or GiB, the last with one decimal."""
     if bytes_count is None:

@@ -42,6 +42,9 @@ def render(summary: Summary) -> str:
         summary=summary,
         title=_title(summary),
         answer=sentences.answer(summary),
+        cautions=sentences.cautions(summary),
+        answers=tables.answers(summary),
+        measured=sentences.measured_sentence(summary),
         cut=sentences.cut_sentence(summary),
         parts=sentences.parts_sentence(summary),
         train=sentences.train_command(summary, "best"),
@@ -138,8 +141,6 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
     if (claim := summary.claim) is not None:
         yield "claimed for after", f"{claim.text} ({claim.source})" if claim.source else claim.text
     yield "probes", fmt.counts(summary.probe_counts)
-    if overtaken := [t.trial for t in summary.trials if t.is_overtaken]:
-        yield "overtaken", f"{', '.join(overtaken)} trained with other system knobs; those shown are faster"
     for node in dict.fromkeys(sentences.node(fields) for fields in summary.nodes):
         yield "node", plain(node)
     if summary.stop_reason:

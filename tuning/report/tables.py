@@ -6,14 +6,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuning.report.ablation_results import AblationResult
-from tuning.report.format import assignments, complete, number, outcome, plain, quality, rate, ratio, size, speed
-from tuning.report.named import PICKS, Named
-from tuning.report.sentences import alike_sentence, bound, found_by
+from tuning.report.format import (
+    assignments,
+    complete,
+    difference,
+    duration,
+    number,
+    outcome,
+    plain,
+    quality,
+    rate,
+    ratio,
+    size,
+    speed,
+)
+from tuning.report.named import WORDS, Named
+from tuning.report.sentences import alike_sentence, bound, found_by, keeps_today
 from tuning.report.summary import Summary, of_its_knobs
+from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
-
-SAME_MODEL = "1.00x"
+from tuning.stats.uncertainty import Gain
 
 
 @dataclass(frozen=True)
@@ -26,18 +39,68 @@ class Grid:
 
 
 @of_its_knobs
-def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
-    """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one.
+def answers(found: Summary) -> Grid | None:
+    """Returns today's configuration, what there is to choose from instead, and others named by hand, side by side.
 
-    `brief` leaves out what a terminal has no room for: what holds each back, how the card was doing, and a column
-    that says "same model" alone.
+    None if there is nothing to compare. A column that no row has anything for is left out.
     """
-    shown = [*([found.best] if found.best else []), *found.given(), *found.challengers()]
-    shown += filter(None, [found.most_accurate()])
+    reference, objective = found.reference, found.objective
+    over = reference.name if reference else ""
+    others = [one for one in found.given() if reference is None or one.name != reference.name]
+    chosen = [name for name in found.answers if name != "best" or not keeps_today(found)]
+    shown = [*([reference] if reference else []), *(found.named[name] for name in chosen), *others]
+    head = ["", "samples/s", f"over {over}", objective, "difference", "as good after"]
+    rows = [_answer(found, one) for one in shown]
+    kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
+    stressed = next((n for n, one in enumerate(shown) if one.name == "best"), None)
+    grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], stressed)
+    return grid if len(rows) > 1 else None
+
+
+def _answer(found: Summary, one: Named) -> list[str]:
+    reference, answer = found.reference, found.answers.get(one.name)
+    is_reference = reference is not None and one.name == reference.name
+    gain = None if reference is None else found.gain(one.name, reference.name)
+    times = "-" if gain is None else _times(found, gain)
+    quality, time = (None, None) if answer is None else (answer.quality, answer.time)
+    known = one.quality.get(found.objective)
+    learned = "-" if known is None else f"{known.mean:.3f}"
+    larger = "-"
+    if quality is not None and quality.seeds:
+        larger = difference(quality.difference, quality.half_width)
+    reached = None if time is None else time.own
+    if is_reference:  # on the seeds that the first answer has, too
+        reached = next((own.time.reference for own in found.answers.values() if own.time), None)
+    name = f"{WORDS.get(one.name, one.name)} {one.trial}".rstrip()
+    return [name, rate(one.samples_per_s), times, learned, larger, "-" if reached is None else soon(reached)]
+
+
+def soon(found: Reached) -> str:
+    """Returns after how long a quality was reached, "0.9s (0.8s to 1.1s)", and on how many seeds it was not."""
+    own, count = found.known_s, len(found.by_seed)
+    missed = f"not in {found.missed} of {count} seed{'s' * (count > 1)}" * bool(found.missed)
+    if found.median_s is None:
+        return missed
+    ends = list(dict.fromkeys([duration(own[0]), duration(own[-1])]))
+    reach = " to ".join(ends) * (len(ends) > 1)
+    ground = "; ".join(filter(None, [reach, missed]))
+    return duration(found.median_s) + (f" ({ground})" if ground else "")
+
+
+def _times(found: Summary, gain: Gain) -> str:
+    if alike_sentence(found, gain):
+        return "as fast"
+    return ratio(gain, "x") + (f" ({gain.grounds})" if gain.grounds else "")
+
+
+@of_its_knobs
+def configurations(found: Summary) -> Grid | None:
+    """Returns what was measured of the answers, those named by hand and those trained again; None of one alone."""
+    chosen = [found.named[name] for name in found.answers]
+    shown = [*chosen[:1], *found.given(), *chosen[1:], *found.others_trained_again()]
     head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "bound by", "card"]
     rows = [_configuration(found, one) for one in shown]
-    empty = {"-", SAME_MODEL} if brief else {"-"}
-    kept = [n for n in range(len(head) - 2 * brief) if n == 0 or any(row[n] not in empty for row in rows)]
+    kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
     grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], 0 if found.best else None)
     return grid if len(rows) > 1 else None
 
@@ -48,12 +111,8 @@ def _configuration(found: Summary, one: Named) -> list[str]:
     part = "-" if gain is None or own is None else "unknown" if own.model_ratio is None else f"{own.model_ratio:.2f}x"
     learned = [quality(one.quality[name]) if name in one.quality else "not trained" for name in found.objectives]
     held = bound(one.verdict) if one.verdict else "-"
-    name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
-    times = "-"
-    if gain is not None:
-        told = ratio(gain, "x") + (f" ({gain.grounds})" if gain.grounds else "")
-        times = "as fast" if alike_sentence(found, gain) else told
-    bought = [times, part]
+    name = f"{WORDS.get(one.name, one.name)} {one.trial}".rstrip()
+    bought = ["-" if gain is None else _times(found, gain), part]
     return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held, one.card or "-"]
 
 
@@ -118,10 +177,10 @@ def probes(found: Summary) -> Grid | None:
 
 def trials(found: Summary) -> Grid | None:
     """Returns every trial with the knobs in which the trials differ, and what it is picked for."""
-    picks = {n.trial: name.replace("_", " ") for name, n in reversed(list(found.named.items())) if name in PICKS}
+    picks = {found.named[name].trial: WORDS[name] for name in reversed(list(found.answers))}
     keys, rows = _varied(found.trials), []
     for trial, figures in _ended_trials(found):
-        mark = picks.get(trial.trial, "front" if trial.on_front else f"learns as {trial.named}" if trial.named else "")
+        mark = picks.get(trial.trial, "front" if trial.on_front else trial.named)
         knobs = [plain(trial.config.get(k, "-")) for k in keys]
         rows.append([trial.trial, *figures, size(trial.peak_allocated_bytes), *knobs, mark])
     head = ["", "outcome", *found.objectives, "samples/s", "peak", *(key.replace("_", " ") for key in keys), ""]
@@ -144,7 +203,7 @@ def trial_list(found: Summary) -> Grid | None:
     best = found.best.trial if found.best else ""
     for trial, figures in _ended_trials(found):
         own = assignments({key: trial.config[key] for key in keys if key in trial.config})
-        name = f"{trial.trial}{' *' * (trial.trial == best)}{f' learns as {trial.named}' if trial.named else ''}"
+        name = f"{trial.trial}{' *' * (trial.trial == best)}{f' {trial.named}' if trial.named else ''}"
         rows.append([name, *figures, " ".join(own)])
     return Grid(["trial", "outcome", *found.objectives, "samples/s", "with"], rows) if rows else None
 
