@@ -333,7 +333,7 @@ def gain_sentence(gain: Gain) -> str:
     few = f"from {gain.grounds}{', not side by side' * (not gain.rounds)}" if gain.grounds else few
     ground = interval.strip("()") or (f"{few}: no interval" if gain.low is None else few)
     if gain.low is not None and not gain.is_told:
-        return f"about as fast as {over} ({times} times, {ground})"
+        return f"not clearly faster or slower than {over} ({times} times, {ground})"
     than = "slower than" if shown is not gain else "as fast as"
     return f"{times} times {than} {over} ({ground})"
 

@@ -55,7 +55,7 @@ def seconds_to(curve: Curve, target: float, mode: str) -> float | None:
     if reached is None or reached == 0:
         return None if reached is None else curve[0][0]
     (start_s, start), (end_s, end) = curve[reached - 1 : reached + 1]
-    return start_s + (end_s - start_s) * (target - start) / (end - start)
+    return start_s + (end_s - start_s) * ((target - start) / (end - start))
 
 
 def time_to_quality(own: Mapping[int, Curve], reference: Mapping[int, Curve], mode: str) -> TimeToQuality | None:

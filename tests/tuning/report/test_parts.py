@@ -138,14 +138,6 @@ def test_commands_in_sentences_name_the_folder_of_runs_where_it_is_another(recor
     assert command == "python -m tuning ablate 20261121-103412-3f2a '--runs-dir=my runs'"
 
 
-@pytest.mark.parametrize(
-    ("left_s", "said"), [(0.3, "no time is left beside the windows"), (4.0, "4.0s are left beside the windows")]
-)
-def test_a_challenger_that_is_not_trained_again_says_why(left_s, said):
-    found = sentences.challenger_sentence({"decision": "too long", "expected_s": 5.7, "left_s": left_s})
-    assert found == f"may take the pick's place, but needs 5.7s, and {said}"
-
-
 def test_that_system_knobs_change_nothing_learned_is_said_where_it_was_measured(records):
     own = Parts("before", (), False, 1.0, 1.4, (), "")
     kinds = dataclasses.replace(records[1], event="kinds", fields={"changed": {}, "message": ""})
