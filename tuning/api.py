@@ -30,7 +30,7 @@ from tuning.config.load import load
 from tuning.config.resolve import flat
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
-from tuning.report.answers import Answer
+from tuning.report.answers import AnswerView
 from tuning.report.format import complete
 from tuning.report.named import Named
 from tuning.report.summary import Summary
@@ -94,7 +94,7 @@ class Result:
         return self._answer("most_accurate")
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, AnswerView]:
         """Returns "best" and the two others beside what is trained today: gain in speed, quality, time to it."""
         return dict(self.summary.answers)
 
@@ -132,7 +132,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Returns the answer and the table of what there is to choose from, for a notebook."""
-        grid = tables.answers(self.summary)
+        grid = tables.answers(self.summary, brief=True)
         lines = [f"<p>{html.escape(str(self))}</p>"]
         if grid is not None:
             rows = [("th", grid.head), *(("td", row) for row in grid.rows)]

@@ -64,32 +64,6 @@ class QualityPart(_Part):
     method: str
 
 
-class MeasuredPart(_Part):
-    """What was measured, and on what."""
-
-    samples_per_s: SpeedPart
-    quality: dict[str, QualityPart]
-    samples: int | None = None
-    """Where trainings ended by themselves, the samples that they came to, in the mean."""
-    peak_allocated_bytes: int | None = Field(ge=0)
-    device: str
-    target: str = ""
-    devices_per_trial: int = 1
-    card: str
-    virtual: bool
-    cap_bytes: int | None
-    says: str
-
-
-class ComparedPart(_Part):
-    """How many times faster than a configuration named by hand."""
-
-    ratio: float = Field(gt=0)
-    low: float | None = Field(ge=0)
-    high: float | None = Field(ge=0)
-    rounds: int = Field(ge=0)
-
-
 class TodayQualityPart(_Part):
     """The objective, and that of what is trained today, in the mean over the same seeds (0: over others).
 
@@ -125,6 +99,34 @@ class TodayPart(_Part):
     seconds_to_it: TodaySecondsPart | None
 
 
+class MeasuredPart(_Part):
+    """What was measured, and on what."""
+
+    samples_per_s: SpeedPart
+    quality: dict[str, QualityPart]
+    samples: int | None = None
+    """Where trainings ended by themselves, the samples that they came to, in the mean."""
+    beside_today: TodayPart | None = None
+    """Of an answer; earlier versions had none."""
+    peak_allocated_bytes: int | None = Field(ge=0)
+    device: str
+    target: str = ""
+    devices_per_trial: int = 1
+    card: str
+    virtual: bool
+    cap_bytes: int | None
+    says: str
+
+
+class ComparedPart(_Part):
+    """How many times faster than a configuration named by hand."""
+
+    ratio: float = Field(gt=0)
+    low: float | None = Field(ge=0)
+    high: float | None = Field(ge=0)
+    rounds: int = Field(ge=0)
+
+
 class ProvenancePart(_Part):
     """Where it comes from."""
 
@@ -151,7 +153,6 @@ class BestFile(_Part):
     train: TrainPart
     measured: MeasuredPart
     compared: dict[str, ComparedPart]
-    beside_today: TodayPart | None = None  # earlier versions had none
     provenance: ProvenancePart
     sha256: str
 
@@ -177,7 +178,7 @@ class Best:
 
 def text_of(body: Mapping[str, Any], source: str) -> str:
     """Returns the text of a file with this body, which lacks its sha256 alone; raises ConfigError where it is wrong."""
-    plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"})
+    plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"}, exclude_unset=True)
     return yaml_files.dump({**plain, "sha256": _sha256(plain)})
 
 

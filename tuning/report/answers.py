@@ -14,7 +14,7 @@ from tuning.stats.uncertainty import Gain, mean_half_width
 
 
 @dataclass(frozen=True)
-class Beside:
+class BesideToday:
     """A quality and that of the reference: means over the same `seeds`, in the objective's own unit.
 
     `half_width` is that of the 95 % interval of the mean difference, None below two seeds. Without a common seed
@@ -36,7 +36,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerView:
     """One of the configurations to choose from: its name among those of `PICKS`, and what it has over the reference.
 
     None of speed, quality or time if it was not measured of both.
@@ -44,7 +44,7 @@ class Answer:
 
     name: str
     gain: Gain | None
-    quality: Beside | None
+    quality: BesideToday | None
     time: TimeToQuality | None
 
 
@@ -54,13 +54,13 @@ def answers(
     gains: Sequence[Gain],
     objective: tuple[str, str],
     spread: float | None,
-) -> dict[str, Answer]:
+) -> dict[str, AnswerView]:
     """Returns the pick, the best quality at no less than today's speed, and the best quality, by name.
 
     Who equals an earlier one is left out, and who is worse than the reference, which is then the best itself.
     `objective` is its name and mode; `spread` is what two trainings differ by from seed to seed, None if not known.
     """
-    found, trials = dict[str, Answer](), set[str]()
+    found, trials = dict[str, AnswerView](), set[str]()
     for name in PICKS:
         one = named.get(name)
         if one is None or (found and one.trial in trials):
@@ -71,12 +71,12 @@ def answers(
             continue
         gain = next((g for g in gains if reference and (g.of, g.over) == (name, reference.name)), None)
         time = None if reference is None else time_to_quality(one.curves, reference.curves, objective[1])
-        found[name] = Answer(name, gain, quality, time)
+        found[name] = AnswerView(name, gain, quality, time)
         trials.add(one.trial)
     return found
 
 
-def beside(one: Named, reference: Named, objective: tuple[str, str], spread: float | None) -> Beside | None:
+def beside(one: Named, reference: Named, objective: tuple[str, str], spread: float | None) -> BesideToday | None:
     """Returns the quality of a configuration beside the reference's, None if one of them is not known.
 
     Better or worse is what differs by more than seeds do: the interval has no 0, and the mean is beyond `spread`.
@@ -87,7 +87,7 @@ def beside(one: Named, reference: Named, objective: tuple[str, str], spread: flo
     is_fresh = mine.confirmed and theirs.confirmed
     seeds = sorted(mine.by_seed.keys() & theirs.by_seed.keys()) if mine.confirmed == theirs.confirmed else []
     if not seeds:
-        return Beside(mine.mean, theirs.mean, None, 0, is_fresh, "unknown")
+        return BesideToday(mine.mean, theirs.mean, None, 0, is_fresh, "unknown")
     pairs = [(mine.by_seed[seed], theirs.by_seed[seed]) for seed in seeds]
     own, today = (statistics.fmean(values) for values in zip(*pairs, strict=True))
     reach = mean_half_width([a - b for a, b in pairs])
@@ -99,4 +99,4 @@ def beside(one: Named, reference: Named, objective: tuple[str, str], spread: flo
         verdict = "unknown"
     else:
         verdict = "better" if (larger > 0) == (objective[1] == "max") else "worse"
-    return Beside(own, today, reach, len(seeds), is_fresh, verdict)
+    return BesideToday(own, today, reach, len(seeds), is_fresh, verdict)

@@ -102,7 +102,6 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
             for gain in summary.gains
             if gain.of == named.name
         },
-        "beside_today": _beside_today(summary, named),
         "provenance": {
             "study": summary.id,
             "trial": named.trial,
@@ -160,6 +159,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
         },
         "quality": {name: _quality(found) for name, found in named.quality.items()},
         **({} if named.samples is None else {"samples": named.samples}),
+        "beside_today": _beside_today(summary, named),
         "peak_allocated_bytes": named.peak_allocated_bytes,
         "device": place.device,
         "target": place.target,
@@ -176,22 +176,16 @@ def _beside_today(summary: Summary, named: Named) -> dict[str, Any] | None:
     answer, reference = summary.answers.get(named.name), summary.reference
     if answer is None or reference is None:
         return None
-    quality, time = answer.quality, answer.time
-    learned = quality and {
-        "mean": quality.own,
-        "reference": quality.reference,
-        "difference": _short(quality.difference),
-        "half_width": _short(quality.half_width),
-        "seeds": quality.seeds,
-        "verdict": quality.verdict,
-    }
-    seconds = time and {
-        "median": _short(time.own.median_s),
-        "reference": _short(time.reference.median_s),
-        "seeds": len(time.own.by_seed),
-        "missed": time.own.missed,
-    }
-    return {"reference": reference.name, "objective": summary.objective, "quality": learned, "seconds_to_it": seconds}
+    found: dict[str, Any] = {"reference": reference.name, "objective": summary.objective}
+    found |= {"quality": None, "seconds_to_it": None}
+    if (own := answer.quality) is not None:
+        apart = {"difference": _short(own.difference), "half_width": _short(own.half_width)}
+        found["quality"] = {"mean": own.own, "reference": own.reference, **apart, "seeds": own.seeds}
+        found["quality"]["verdict"] = own.verdict
+    if (time := answer.time) is not None:
+        seconds = {"median": _short(time.own.median_s), "reference": _short(time.reference.median_s)}
+        found["seconds_to_it"] = {**seconds, "seeds": len(time.own.by_seed), "missed": time.own.missed}
+    return found
 
 
 def _quality(found: Quality) -> dict[str, Any]:

@@ -166,6 +166,11 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None) 
     return {name: value for name, value in ours.items() if theirs.get(name, defaults.get(name)) != value}
 
 
+def apart(config: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Returns the names of the knobs in which two configurations differ, defaults filled in."""
+    return list(dict.fromkeys([*differing(config, other), *differing(other, config)]))
+
+
 def changes(config: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
     """Returns "name old -> new" for each knob of `config` that is otherwise in `other`."""
     theirs = complete(other)

@@ -11,7 +11,7 @@ from typing import Any
 from tuning.config.lenient import finite, mapping, whole
 from tuning.journal.records import Record, windows
 from tuning.memory.oom import Outcome
-from tuning.report.format import differing
+from tuning.report.format import apart
 from tuning.report.time_to_quality import Curve, curves
 from tuning.report.trial_views import SPEED, TrialView, view
 from tuning.search import bottleneck, selection
@@ -158,7 +158,7 @@ class Confirming:
 
 def _same(config: object, other: Mapping[str, Any]) -> bool:
     """Returns whether two configurations run the same."""
-    return isinstance(config, Mapping) and not differing(config, other) and not differing(other, config)
+    return isinstance(config, Mapping) and not apart(config, other)
 
 
 def _ended_after(trainings: Sequence[Record]) -> int | None:
@@ -183,9 +183,9 @@ def named_of(
     if not sources and (probe := selection.fastest_probe(confirming.records)) is not None:
         sources["best"] = view(probe, confirming.objectives, "name")
     # A joint search probes nothing: its named configurations are known from their windows alone.
-    windowed = [r for r in confirming.records if r.event == "window" and not _is_of_a_trial(str(r["name"]))]
-    sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}
-    sources = {name: source for name, source in sources.items() if name not in by_id}
+    windowed = {str(r["name"]): r["config"] for r in confirming.records if r.event == "window"}
+    theirs = [n for n in windowed if n not in (*PICKS, *by_id, SYSTEM) and not n.endswith(WITH_TODAY)]
+    sources |= {name: TrialView(name, "ok", windowed[name]) for name in theirs}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
     for name, own in trained.items():
         source = sources.get(name, own)
@@ -204,11 +204,6 @@ def _probed_as(config: Mapping[str, Any], probes: Sequence[TrialView]) -> TrialV
     """Returns the last probe of a configuration that no trial had, as far as there is one."""
     known = [p for p in probes if all(config.get(n) == v for n, v in p.config.items() if n in config)]
     return replace(known[-1], trial="", config=config) if known else TrialView("", "ok", config)
-
-
-def _is_of_a_trial(name: str) -> bool:
-    """Returns whether a window is of a finalist with other system knobs than were named by hand, or a trial had."""
-    return name == SYSTEM or name.endswith(WITH_TODAY)
 
 
 def judged(
@@ -277,8 +272,7 @@ def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) ->
             (kind, ours_per_s), (other, theirs_per_s) = known
             grounds = f"{kind}s" if kind == other else f"a {kind} over a {other}"
             gain = Gain(of, over, ours_per_s / theirs_per_s, None, None, 0, grounds)
-        apart = {*differing(pair[0].config, pair[1].config), *differing(pair[1].config, pair[0].config)}
-        if apart <= RATE and gain is not None:
+        if gain is not None and RATE.issuperset(apart(pair[0].config, pair[1].config)):
             gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds)
         if gain is not None:
             found.append(gain)

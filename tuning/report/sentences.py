@@ -20,8 +20,8 @@ from tuning.config.shareable import shareable
 from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
-from tuning.report.answers import Beside
-from tuning.report.format import complete, duration, outcome, percent, plain, ratio, size
+from tuning.report.answers import BesideToday
+from tuning.report.format import duration, outcome, percent, plain, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
@@ -100,9 +100,7 @@ def _to_set(found: Summary, best: Named) -> str:
 
 def _apart(one: Named, other: Named) -> list[str]:
     """Returns the knobs in which two configurations differ, without system knobs."""
-    ours, theirs = complete(one.config), complete(other.config)
-    apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    return sorted(name for name in apart if name not in table() or kind_of(name) != "system")
+    return [n for n in fmt.apart(one.config, other.config) if n not in table() or kind_of(n) != "system"]
 
 
 def _speed(found: Summary, best: Named) -> str:
@@ -123,12 +121,12 @@ def _learned(found: Summary) -> list[str]:
         return [f"with {objective} {best.quality[found.objective].mean:.3f}{_seeds(found, None)}"]
     over = called(reference.name)
     beside = f"({own.own:.3f}, {over} {own.reference:.3f}{_seeds(found, own)})"
-    apart = fmt.difference(abs(own.difference))[1:]
+    by = fmt.difference(abs(own.difference))[1:]
     larger = {"min": "higher", "max": "lower"}[found.objectives[found.objective]]
     said = {
         "same": f"at the same {objective} {beside}",
-        "better": f"with {objective} better by {apart} {beside}",
-        "worse": f"with {objective} {larger} by {apart} {beside}",
+        "better": f"with {objective} better by {by} {beside}",
+        "worse": f"with {objective} {larger} by {by} {beside}",
         "unknown": f"with {objective} {own.own:.3f} {beside.replace(f'{own.own:.3f}, ', '')}",
     }
     time = found.answers["best"].time
@@ -140,12 +138,14 @@ def _learned(found: Summary) -> list[str]:
     return [said[own.verdict], soon]
 
 
-def _seeds(found: Summary, own: Beside | None) -> str:
+def _seeds(found: Summary, own: BesideToday | None) -> str:
     """Returns by how many seeds a quality is known."""
     best = found.named["best"].quality.get(found.objective)
     if own is None or not own.is_fresh:
-        return ", by one seed, unconfirmed" if best and not best.confirmed else ", by other seeds" if own else ""
-    return f", on {own.seeds} seeds" if own.seeds > 1 else ", on one seed"
+        if best is None or best.confirmed:
+            return ", by other seeds" * (own is not None)
+        return ", by one seed" + ", unconfirmed" * (not found.provisional)
+    return {0: ", by other seeds", 1: ", on one seed"}.get(own.seeds, f", on {own.seeds} seeds")
 
 
 @of_its_knobs
@@ -270,7 +270,7 @@ def keeps_today(found: Summary) -> bool:
 
 def _differs(found: Summary, name: str) -> bool:
     """Returns whether the pick is another configuration than the one of that name."""
-    return found.best is not None and complete(found.best.config) != complete(found.named[name].config)
+    return found.best is not None and bool(fmt.apart(found.best.config, found.named[name].config))
 
 
 def _elsewhere(found: Summary, option: str) -> list[str]:
@@ -293,24 +293,6 @@ def disturbed(probes: Sequence[Record]) -> str:
     took = f"other programs took {percent(statistics.median(disturbed))} of their cores"
     said = f"{took} while {len(disturbed)} of {len(timed)} probes were timed"
     return f"{said}: these look slower than they are, and the search goes by them; a new run on a quiet machine tells"
-
-
-def not_trained(found: Summary) -> Named | None:
-    """Returns the reference where its quality is not known, None where it was trained or is not exported."""
-    reference, objective = found.reference, plain(found.objective)
-    if reference is None or not objective or objective in reference.quality or found.provisional:
-        return None
-    return reference
-
-
-def not_trained_sentence(found: Summary, tells: str = "") -> str:
-    """Returns how to learn the quality of the reference, "" where that is known; `tells` says where the command is that
-    the sentence has otherwise.
-    """
-    if (reference := not_trained(found)) is None:
-        return ""
-    tells = tells or f"where the study was started {train_command(found, reference.name)} tells it"
-    return f"The {plain(found.objective)} of {called(reference.name)} was not measured; {tells}"
 
 
 def called(name: str) -> str:
@@ -345,8 +327,7 @@ def alike_sentence(found: Summary, gain: Gain) -> str:
     """
     if gain.is_told:  # what a knob of the user's own does is not known, and windows are
         return ""
-    ours, theirs = (complete(found.named[name].config) for name in (gain.of, gain.over))
-    apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    apart = fmt.apart(found.named[gain.of].config, found.named[gain.over].config)
     if any(kind_of(name) != "learning" or name == "batch_size" for name in apart):
         return ""
     only = f"only {', '.join(sorted(apart))} differ{'s' * (len(apart) == 1)}" if apart else "the same configuration"
@@ -473,13 +454,8 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
     again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
     is_new = not found.given() or any(_differs(found, one.name) for one in found.given())
     ablate = [["ablate", *named]] if is_new and not found.ablation else []
-    length = _as_long_as_today(found)
-    trained = [["train", "--from", str(folder / "best.yaml"), *length]]
-    if reference := not_trained(found):
-        file = folder / file_of(reference.name)
-        as_long = [] if found.best.quality else length  # else it is compared with what the study came to
-        trained.append(["train", "--from", str(file), *as_long, "--out", str(folder / f"train-{file.stem}")])
-    rest = (*again, *trained, *ablate, ["show", *named])
+    trained = ["train", "--from", str(folder / "best.yaml"), *_as_long_as_today(found)]
+    rest = (*again, trained, *ablate, ["show", *named])
     return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]
 
 

@@ -19,7 +19,7 @@ from tuning.journal import timeline
 from tuning.journal.records import Record, is_finished, last_fields, reopened, table_of, trained_beside
 from tuning.journal.timeline import Times
 from tuning.report.ablation_results import AblationResult, ablation_results
-from tuning.report.answers import Answer, answers
+from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
 from tuning.report.parts import Parts, parts
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
@@ -84,7 +84,7 @@ class Summary:
     refused: tuple[TrialView, ...]
     """What was not launched, with the peak that was predicted for it."""
     named: Mapping[str, Named]
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, AnswerView]
     """What there is to choose from, the pick first, by the names of `PICKS`."""
     confirmed: tuple[Named, ...]
     """The trials that were trained again on fresh seeds, the fastest first."""

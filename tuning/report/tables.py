@@ -26,7 +26,6 @@ from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
-from tuning.stats.uncertainty import Gain
 
 
 @dataclass(frozen=True)
@@ -39,40 +38,46 @@ class Grid:
 
 
 @of_its_knobs
-def answers(found: Summary) -> Grid | None:
+def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     """Returns today's configuration, what there is to choose from instead, and others named by hand, side by side.
 
-    None if there is nothing to compare. A column that no row has anything for is left out.
+    None if there is nothing to compare. A column that no row has anything for is left out. What is not `brief` has also
+    what else was trained again, every objective, intervals, memory, and what holds each back.
     """
-    reference, objective = found.reference, found.objective
-    over = reference.name if reference else ""
-    others = [one for one in found.given() if reference is None or one.name != reference.name]
-    chosen = [name for name in found.answers if name != "best" or not keeps_today(found)]
-    shown = [*([reference] if reference else []), *(found.named[name] for name in chosen), *others]
-    head = ["", "samples/s", f"over {over}", objective, "difference", "as good after"]
-    rows = [_answer(found, one) for one in shown]
+    reference = found.reference
+    today = [reference] if reference else []
+    chosen = [found.named[name] for name in found.answers if name != "best" or not keeps_today(found)]
+    shown = [*today, *chosen, *(one for one in found.given() if one not in today)]
+    shown += [] if brief else found.others_trained_again()
+    objectives = [found.objective] if brief else [*found.objectives]
+    head = ["", "samples/s", f"over {reference.name}" if reference else "", *objectives, "difference", "as good after"]
+    rows = [_answer(found, one, objectives, brief=brief) for one in shown]
+    head += [] if brief else ["peak", "bound by", "card"]
     kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
     stressed = next((n for n, one in enumerate(shown) if one.name == "best"), None)
     grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], stressed)
     return grid if len(rows) > 1 else None
 
 
-def _answer(found: Summary, one: Named) -> list[str]:
+def _answer(found: Summary, one: Named, objectives: Sequence[str], *, brief: bool) -> list[str]:
     reference, answer = found.reference, found.answers.get(one.name)
-    is_reference = reference is not None and one.name == reference.name
     gain = None if reference is None else found.gain(one.name, reference.name)
-    times = "-" if gain is None else _times(found, gain)
-    quality, time = (None, None) if answer is None else (answer.quality, answer.time)
-    known = one.quality.get(found.objective)
-    learned = "-" if known is None else f"{known.mean:.3f}"
-    larger = "-"
-    if quality is not None and quality.seeds:
-        larger = difference(quality.difference, quality.half_width)
-    reached = None if time is None else time.own
-    if is_reference:  # on the seeds that the first answer has, too
+    times = "-"
+    if gain is not None:
+        told = ratio(gain, "x") + (f" ({gain.grounds})" if gain.grounds else "")
+        times = "as fast" if alike_sentence(found, gain) else told
+    known = [one.quality.get(name) for name in objectives]
+    learned = ["not trained" if own is None else f"{own.mean:.3f}" if brief else quality(own) for own in known]
+    beside, time = (answer.quality, answer.time) if answer is not None else (None, None)
+    larger = difference(beside.difference, beside.half_width) if beside is not None and beside.seeds else "-"
+    reached = time.own if time is not None else None
+    if reference is not None and one.name == reference.name:  # on the seeds that the first answer has, too
         reached = next((own.time.reference for own in found.answers.values() if own.time), None)
+    fast = (rate(one.samples_per_s) if brief else _speed(one)) if one.samples_per_s else outcome(one.outcome)
     name = f"{WORDS.get(one.name, one.name)} {one.trial}".rstrip()
-    return [name, rate(one.samples_per_s), times, learned, larger, "-" if reached is None else soon(reached)]
+    row = [name, fast, times, *learned, larger, soon(reached) if reached is not None else "-"]
+    held = bound(one.verdict) if one.verdict else "-"
+    return row if brief else [*row, size(one.peak_allocated_bytes), held, one.card or "-"]
 
 
 def soon(found: Reached) -> str:
@@ -85,35 +90,6 @@ def soon(found: Reached) -> str:
     reach = " to ".join(ends) * (len(ends) > 1)
     ground = "; ".join(filter(None, [reach, missed]))
     return duration(found.median_s) + (f" ({ground})" if ground else "")
-
-
-def _times(found: Summary, gain: Gain) -> str:
-    if alike_sentence(found, gain):
-        return "as fast"
-    return ratio(gain, "x") + (f" ({gain.grounds})" if gain.grounds else "")
-
-
-@of_its_knobs
-def configurations(found: Summary) -> Grid | None:
-    """Returns what was measured of the answers, those named by hand and those trained again; None of one alone."""
-    chosen = [found.named[name] for name in found.answers]
-    shown = [*chosen[:1], *found.given(), *chosen[1:], *found.others_trained_again()]
-    head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "bound by", "card"]
-    rows = [_configuration(found, one) for one in shown]
-    kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
-    grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], 0 if found.best else None)
-    return grid if len(rows) > 1 else None
-
-
-def _configuration(found: Summary, one: Named) -> list[str]:
-    fast = _speed(one) if one.samples_per_s else outcome(one.outcome)
-    gain, own = found.gain("best", one.name), found.parts.get(one.name)
-    part = "-" if gain is None or own is None else "unknown" if own.model_ratio is None else f"{own.model_ratio:.2f}x"
-    learned = [quality(one.quality[name]) if name in one.quality else "not trained" for name in found.objectives]
-    held = bound(one.verdict) if one.verdict else "-"
-    name = f"{WORDS.get(one.name, one.name)} {one.trial}".rstrip()
-    bought = ["-" if gain is None else _times(found, gain), part]
-    return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held, one.card or "-"]
 
 
 def _speed(one: Named) -> str:

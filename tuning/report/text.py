@@ -18,7 +18,7 @@ from tuning.journal.records import Record
 from tuning.report import format as fmt
 from tuning.report import sentences, tables
 from tuning.report.ablation_results import AblationResult
-from tuning.report.format import duration, labelled, percent, plain, rate, size, speed
+from tuning.report.format import duration, labelled, percent, plain, rate, size
 from tuning.report.named import Named
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
@@ -147,7 +147,7 @@ def summary(found: Summary) -> list[RenderableType]:
             rows.append(("changes", f"from before: {', '.join(changes)}"))
     rows += [("but", Text(f"{said}.", style="yellow")) for said in sentences.cautions(found)]
     parts = [head, labelled(rows)] if rows else [head]
-    if (grid := tables.answers(found)) is not None:
+    if (grid := tables.answers(found, brief=True)) is not None:
         parts += [Text(""), fmt.table(grid.head, grid.rows), Text(plain(sentences.measured_sentence(found))), Text("")]
     return [*parts, labelled(_rest(found)), *_ablated(found), Text("")]
 
@@ -182,21 +182,12 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
-    ground = ""
-    if grounds := best.throughput or best.trained:
-        what = "window" if best.throughput else "whole training"
-        count = len(grounds.windows)
-        reach = ", ± 95 % interval of that mean" * (count > 2)
-        ground = f": mean of {count} {what}s{reach}" if count > 1 else f": one {what}"
-    yield "speed", f"{speed(grounds, best.probed_samples_per_s)} samples/s{ground}"
     for name, own in best.quality.items():
         count = len(own.by_seed)
         seeds = f": range of the next run, 95 %, from {count} seeds" if count > 2 else ": two seeds"
         seeds = ": one seed" if count == 1 else seeds
         seeds = ": one seed, which train(run) sets itself" if found.sets_its_seed else seeds
         yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
-    if untrained := sentences.not_trained_sentence(found, "the second command below trains it"):
-        yield "", f"{untrained}."
     if best.peak_allocated_bytes:
         cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""
         yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak"

@@ -149,7 +149,9 @@ def test_the_table_has_today_first_then_each_answer(answers, records):
     assert [row[0].split()[0] for row in grid.rows][:4] == ["before", "best", "best", "most"]
     assert grid.stressed == 1
     assert len({len(row) for row in [grid.head, *grid.rows]}) == 1
-    kept = tables.answers(of(records, best="", kind="reference", most_accurate="", best_at_speed=""))
+    only = tables.answers(of(records, most_accurate="", best_at_speed=""))
+    assert {"t003", "t009"} <= {row[0] for row in only.rows}, "what else was trained again is not left out"
+    kept = tables.answers(of(records, best="", kind="reference", most_accurate="", best_at_speed=""), brief=True)
     assert [row[0] for row in kept.rows] == ["before", "after"]
 
 

@@ -84,14 +84,14 @@ def test_each_other_answer_has_a_file_of_its_own_and_an_earlier_one_that_is_none
 
 
 def test_a_file_of_an_answer_says_how_good_and_how_soon_it_is_beside_today(answers, tmp_path):
-    beside = yaml.safe_load(export.write_best(answers, tmp_path / "best.yaml").read_text())["beside_today"]
+    beside = yaml.safe_load(export.write_best(answers, tmp_path / "best.yaml").read_text())["measured"]["beside_today"]
     quality, time = answers.answers["best"].quality, answers.answers["best"].time
     assert (beside["reference"], beside["quality"]["seeds"], beside["quality"]["verdict"]) == ("before", 3, "better")
     assert beside["quality"]["difference"] == pytest.approx(quality.difference, rel=1e-5)
     assert beside["seconds_to_it"]["median"] == pytest.approx(time.own.median_s, rel=1e-5)
     assert beside["seconds_to_it"]["reference"] > beside["seconds_to_it"]["median"]
     before = yaml.safe_load(export.write_best(answers, tmp_path / "before.yaml", name="before").read_text())
-    assert before["beside_today"] is None
+    assert before["measured"]["beside_today"] is None
 
 
 @pytest.mark.parametrize(("kind", "status", "trial"), [("system", "confirmed", ""), ("reference", "confirmed", "t000")])

@@ -203,13 +203,13 @@ def test_the_range_of_the_next_run_needs_several_seeds(found: Summary) -> None:
 def test_a_speed_of_trainings_is_marked_beside_speeds_of_windows(found: Summary) -> None:
     assert found.best is not None
     trained = uncertainty.throughput([39_203.0])
-    rival = replace(found.best, name="t003", trial="", trained=trained, throughput=None)
-    grid = tables.configurations(replace(found, confirmed=(found.best, rival)))
+    other = replace(found.best, name="t003", trial="", trained=trained, throughput=None)
+    grid = tables.answers(replace(found, confirmed=(found.best, other)))
     assert grid is not None
     fast = {row[0]: row[1] for row in grid.rows}
     assert (fast["best t007"], fast["t003"]) == ("61.3 ± 0.7", "39,203 (trained)")
-    other = replace(found, named={**found.named, "best": replace(found.best, throughput=None, trained=trained)})
-    assert ["samples/s", "61.3 ± 0.7", "39,203 (trained)"] in tables.compared(found, other).rows
+    second = replace(found, named={**found.named, "best": replace(found.best, throughput=None, trained=trained)})
+    assert ["samples/s", "61.3 ± 0.7", "39,203 (trained)"] in tables.compared(found, second).rows
 
 
 def test_the_answer_is_by_the_knobs_of_its_own_run_whichever_are_in_use(found: Summary) -> None:

@@ -1,16 +1,13 @@
 """What part of a gain is a smaller model: never made up, told by the ablation first, else by the probes."""
 
 import dataclasses
-import io
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.tuning.report.test_summary import changed
 from trainables.knobs import Knob, KnobTable, using
 from tuning.journal.records import Record
-from tuning.report import export, sentences, summary, text
+from tuning.report import sentences, summary
 from tuning.report.ablation_results import AblationResult
 from tuning.report.parts import Parts, parts
 from tuning.search.ablation import AblationPair
@@ -150,22 +147,3 @@ def test_that_system_knobs_change_nothing_learned_is_said_where_it_was_measured(
 
 
 TRIED = "every configuration of the space was tried"
-
-
-def test_what_was_not_trained_comes_with_the_command_that_trains_it(records, tmp_path):
-    own = [r for r in records if not (r.event == "confirmed" and r["name"] == "before")]
-    found = summary.from_records(own)
-    said = sentences.not_trained_sentence(found)
-    folder, typed = f"runs/nli/{found.id}/", "where the study was started python -m tuning train --from"
-    assert said == (
-        f"The accuracy of before was not measured; {typed} {folder}before.yaml --out {folder}train-before tells it"
-    )
-    printed = io.StringIO()
-    Console(file=printed, width=80).print(*text.summary(found))
-    seen = " ".join(printed.getvalue().split())
-    assert "accuracy of before was not measured; the second command below trains it." in seen
-    assert "train-before" not in seen, "a command in columns cannot be copied"
-    _, command, *_ = sentences.next_commands(found, Path(folder))
-    assert command == f"python -m tuning train --from {folder}before.yaml --out {folder}train-before"
-    assert tmp_path / "before.yaml" in export.write_all(found, tmp_path)
-    assert sentences.not_trained_sentence(summary.from_records(records)) == ""
