@@ -68,8 +68,8 @@ def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: 
     assert result.is_finished
     assert result.best is not None
     assert result.best.knobs["batch_size"] in (128, 32), "one of the space, or what is trained today"
-    assert result.best.is_confirmed
-    assert result.answers["best"].quality.is_fresh  # type: ignore[union-attr]
+    assert result.best.is_confirmed or str(result).startswith("run one: Keep before")
+    assert result.answers["best"].quality.is_fresh == result.best.is_confirmed  # type: ignore[union-attr]
     others = {"best_at_speed": result.best_at_speed, "most_accurate": result.most_accurate}
     assert {name for name, one in others.items() if one is not None} == set(result.answers) - {"best"}
     assert set(result.gains) == {"before", "small"}, "a file that says what is trained today has no plain defaults"
