@@ -40,7 +40,7 @@ POINTS = 8
 """Evaluations of a training that is confirmed, from which the time to today's quality is read."""
 EVALUATE_FRAC = 0.25
 """Of a training's seconds, what these evaluations may take: with a slow one there are fewer."""
-CLOSE = 0.9
+NEARLY = 0.9
 """A configuration of this share of the pick's speed may be the faster one in turns."""
 WITH_TODAY = " with today's system knobs"
 """What a trial is called in turns with the system knobs of the reference."""
@@ -119,7 +119,7 @@ def _entrants(
     if not admitted:
         return {SYSTEM: configs[SYSTEM]} if terms.system is not None and race.allows_system(SYSTEM) else {}
     first = race.per_s(admitted[0])
-    chosen = [name for name in admitted[:3] if race.per_s(name) >= CLOSE * first]
+    chosen = [name for name in admitted[:3] if race.per_s(name) >= NEARLY * first]
     found = {name: configs[name] for name in (chosen if terms.rule.goal == "speed" else admitted[:1])}
     # The micro-batch is that of its batch, and today's need not be.
     system = {n: v for n, v in terms.reference.items() if n in table().system and n != "micro_batch_size"}
@@ -218,10 +218,8 @@ class _Trainings:
                 (t.samples_per_s or 0.0 for t in self._search if t.id == name), 0.0
             )
             per_s = self._reference_per_s * statistics.geometric_mean(ratios) if ratios else per_s
-            floors = {
-                n: today[n] if rule.at_least is None else rule.at_least for n in own if n in today or rule.at_least
-            }
-            gains = {n: rule.gain(own[n], floor) for n, floor in floors.items()}
+            fresh = own if rule.at_least is not None else own.keys() & today.keys()
+            gains = {n: rule.gain(own[n], today.get(n, 0.0)) for n in sorted(fresh)}
             expected = self._expected.get(name, Expected(0.0, self._noise))
             failed = any(r["name"] == name and r["outcome"] != Outcome.OK for r in tried)
             finalists.append(Finalist(name, per_s, expected, gains, own, failed))
