@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -232,18 +233,20 @@ class _Trainings:
         # What was cut before the study got more time is made up for.
         ended = [r for r in ended if r["outcome"] != Outcome.CUT or r.seq >= since]
         tried = {(r["name"], r["seed"]) for r in ended}
-        seed = next((seed for seed in self._terms.seeds if (name, seed) not in tried), None)
+        wanted = {name: self._configs[name]}
+        if self._terms.rule.at_least is None:
+            wanted[reference] = self._terms.reference
+        lacking = {seed: [one for one in wanted if (one, seed) not in tried] for seed in self._terms.seeds}
+        seed = next((seed for seed, names in lacking.items() if names), None)
         if seed is None:
             return False
-        todo = {name: self._configs[name]}
-        if (reference, seed) not in tried and self._terms.rule.at_least is None:
-            todo[reference] = self._terms.reference
+        todo = {one: wanted[one] for one in lacking[seed]}
         left_s = self._terms.left_s() - self._windows_s()
         costs_s = {one: self._training_s(knobs) for one, knobs in todo.items()}
         if sum(costs_s.values()) > left_s:
-            if any(who != reference for who, _ in tried) or costs_s[name] > left_s:
+            if any(who != reference for who, _ in tried) or costs_s.get(name, math.inf) > left_s:
                 return False
-            todo = {name: self._configs[name]}  # alone on a fresh seed it still tells whether it was luck
+            todo = {name: wanted[name]}  # alone on a fresh seed it still tells whether it was luck
         for one, knobs in todo.items():
             self._train(one, knobs, seed, self._terms.left_s() - self._windows_s())
         return True
