@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tuning.search.race import LEAST_SEEDS, SYSTEM, Finalist, Race
 from tuning.search.rule import Baseline, Expected, Rule
 
-TODAY = {seed: 0.0 for seed in range(1, 11)}
+TODAY = dict.fromkeys(range(1, 11), 0.0)
 gains = st.lists(st.floats(-1, 1), max_size=5)
 
 
