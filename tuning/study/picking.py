@@ -136,7 +136,9 @@ class PickStage:
             name = self._picked.most_accurate
             reference = next(t.config for t in trials(records) if t.id == name)
         learned = groups.guard(records, limits.cap_bytes())
-        system = fastest_probed(records, space, learned, reference, named=name)
+        # Plain defaults that nobody named have no probe of that name: the probes began with them.
+        named = name if name in self._config.named else ""
+        system = fastest_probed(records, space, learned, reference, named=named)
         is_other = system is not None and limits.per_s(system) > FASTER * limits.per_s(reference)
         staged = self._config.search.strategy == "staged"
         return ConfirmTerms(

@@ -34,7 +34,7 @@ from tuning.journal.records import Journal, Record, last, stage_done
 from tuning.memory import groups
 from tuning.report import export, report, sentences, summary, text
 from tuning.search.protocols import TrialPlan
-from tuning.search.selection import choose, far_from_best, rule_of
+from tuning.search.selection import choose, rule_of
 from tuning.study import picking, setup, study
 from tuning.study.limits import Limits
 from tuning.workers import executors, machine, nvml
