@@ -106,9 +106,13 @@ class Race:
         return self.expected(name).chance(-self._rule.tolerance)
 
     def is_admitted(self, name: str) -> bool:
-        """Returns whether the rule admits a finalist, by what was seen on fresh seeds: at least one of them."""
+        """Returns whether the rule admits a finalist, by fresh seeds; by the search alone if nobody has any."""
         one = self._finalists.get(name)
-        if one is None or not one.gains or not self._beats_baseline(one):
+        if one is None or not self._beats_baseline(one):
+            return False
+        if not any(other.gains for other in self._finalists.values()):
+            return self._rule.admits(one.expected.gain)
+        if not one.gains:
             return False
         mean, error = statistics.fmean(one.gains.values()), self.spread / math.sqrt(len(one.gains))
         is_contradicted = mean < -self._rule.tolerance - CONTRADICTED * error
