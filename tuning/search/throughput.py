@@ -246,7 +246,7 @@ def probed(records: Sequence[Record]) -> list[Probed]:
             r["optimizer_step_s"],
             r["samples_per_s"],
             _idle(r),
-            r.get("pass_s") or 0.0,  # studies before 30 November have neither
+            r.get("pass_s") or 0.0,  # older studies have neither
             r.get("pass_samples") or 0,
         )
         for r in records

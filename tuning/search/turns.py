@@ -1,8 +1,8 @@
 """Where nothing is trained: the best of the probes measured in turns, and the least changed of those that are fastest.
 
 The fastest of many noisy probes flatters. Simulated with eight knobs and 24 probes, the fastest probe has 0.978, 0.927
-and 0.852 of the best speed where a probe is off by 5, 13 and 25 %; the best of seven probes and today's settings after
-five rounds of windows 0.988, 0.960 and 0.910 (docs/log/probes.md).
+and 0.852 of the best speed where a probe is off by 5, 13 and 25 %; the pick of seven probes and today's settings after
+five rounds of windows 0.988, 0.961 and 0.917 (docs/log/probes.md).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tuning.search.throughput import PROBES_DIFFER, Probed, Speeds, inside, plac
 
 MOST_OTHERS = 6
 """Probes beside the fastest that are measured in turns, as far as the time lasts."""
+SAME_FRAC = 0.03
+"""What is behind by more is slower, however noisy the rounds: real gains were given up otherwise."""
 Configs = Mapping[str, Mapping[str, Scalar]]
 
 
@@ -53,8 +55,8 @@ def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def least_changed(
     records: Sequence[Record], turns: Configs, names: Collection[str], today: Mapping[str, Scalar]
 ) -> tuple[str, float]:
-    """Returns which of the `names` differs in the fewest system knobs from `today` among those that the rounds do not
-    tell slower than the fastest by more than a standard error, and how many times as fast as `best` it was.
+    """Returns which of the `names` differs in the fewest system knobs from `today` among those that are behind the
+    fastest by a standard error at most, and by `SAME_FRAC`, and how many times as fast as `best` it was.
 
     So a knob whose effect is within the noise is as it is today. Without rounds it is `best`.
     """
@@ -70,7 +72,7 @@ def least_changed(
         behind = [rates[fastest][n] - rates[name][n] for n in rates[fastest].keys() & rates[name].keys()]
         if len(behind) < 2:
             return True
-        return statistics.fmean(behind) > statistics.stdev(behind) / math.sqrt(len(behind))
+        return statistics.fmean(behind) > min(SAME_FRAC, statistics.stdev(behind) / math.sqrt(len(behind)))
 
     def changes(name: str) -> tuple[int, float]:
         pairs = zip(place_of(turns[name]), place_of(today), strict=True)

@@ -33,6 +33,7 @@ def rounds(rates: Mapping[str, Sequence[float]]) -> list[Record]:
         ({"best": [200, 210, 190], "best 2": [196, 214, 188], "before": [100, 105, 95]}, "best 2", 0.99),  # noise
         ({"best": [100, 105, 95], "best 2": [150, 157, 142], "before": [102, 104, 97]}, "best 2", 1.5),  # luck
         ({"best": [100, 105, 95], "best 2": [97, 107, 93], "before": [99, 106, 94]}, "before", 0.99),
+        ({"best": [200, 100, 300], "best 2": [190, 90, 290], "before": [100, 200, 150]}, "best", 1.0),  # noisy rounds
         ({"best 2": [150, 157, 142], "before": [100, 105, 95]}, "best 2", 1.0),  # the fastest probe failed
         ({"best": [200], "best 2": [199], "before": [150]}, "best", 1.0),  # one round tells nothing
         ({}, "best", 1.0),
