@@ -20,7 +20,6 @@ from tuning.search.rule import Expected, Rule
 from tuning.search.selection import reference_of
 from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
-from tuning.stats.uncertainty import Gain, gain
 
 SHARE = 0.3
 """The least that is kept for confirming of `search.max_time`; it has what the search leaves."""
@@ -414,18 +413,3 @@ def median_rate(records: Sequence[Record], name: str) -> float | None:
     """Returns the median samples a second of a configuration's windows, or None where it has none."""
     rates = [r["samples_per_s"] for r in windows(records) if r["name"] == name and r["samples_per_s"]]
     return statistics.median(rates) if rates else None
-
-
-def faster_in_turns(
-    records: Sequence[Record], config: Mapping[str, Scalar], named: Mapping[str, Mapping[str, Scalar]]
-) -> Gain | None:
-    """Returns how the fastest of the `named` compares with a configuration; None where no rounds tell one faster."""
-    found = windows(records)
-    rates = {
-        name: {r["round"]: r["samples_per_s"] for r in found if r.get("config") == own and r["samples_per_s"]}
-        for name, own in {"": config, **named}.items()
-    }
-    rounds = {name: sorted(rates[""].keys() & rates[name].keys()) for name in named}
-    gains = [gain(name, "", [(rates[name][n], rates[""][n]) for n in own]) for name, own in rounds.items()]
-    told = [one for one in gains if one is not None and one.is_told and one.ratio > 1]
-    return max(told, key=lambda one: one.ratio, default=None)
