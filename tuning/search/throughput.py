@@ -131,6 +131,26 @@ def without_slower_optimizers(probes: Sequence[Probed]) -> list[Probed]:
     ]
 
 
+def averaged(probes: Sequence[Probed]) -> list[Probed]:
+    """Returns each configuration once, such as `before`, which is probed by its name too; its seconds are the means.
+
+    The faster of two noisy probes would flatter it, and the slower be what its trial is judged by.
+    """
+    alike: dict[tuple[Scalar, ...], list[Probed]] = {}
+    for probe in probes:
+        alike.setdefault(place_of(probe.knobs), []).append(probe)
+
+    return [
+        replace(
+            own[0],
+            micro_step_s=statistics.fmean(p.micro_step_s for p in own),
+            optimizer_step_s=statistics.fmean(p.optimizer_step_s for p in own),
+            pass_s=statistics.fmean(p.pass_s for p in own),
+        )
+        for own in alike.values()
+    ]
+
+
 _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]
 
 
@@ -144,9 +164,10 @@ class Speeds:
         """
         self._is_alone = is_alone
         self._groups: dict[tuple[Scalar, ...], list[Probed]] = {}
-        for probe in without_slower_optimizers(probes):
+        known = averaged(probes)
+        for probe in without_slower_optimizers(known):
             self._groups.setdefault(group_of(probe.knobs), []).append(probe)
-        self._exact = {place_of(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
+        self._exact = {place_of(probe.knobs): probe for probe in known}
         self._ranked: dict[Any, list[SystemChoice]] = {}
         self._ratios: list[float] = []
 
