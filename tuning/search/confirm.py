@@ -21,7 +21,6 @@ from tuning.search.rule import Expected, Rule
 from tuning.search.selection import reference_of
 from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
-from tuning.stats.uncertainty import Gain, gain
 
 SHARE = 0.3
 """The least that is kept for confirming of `search.max_time`; it has what the search leaves."""
@@ -43,6 +42,8 @@ EVALUATE_FRAC = 0.25
 """Of a training's seconds, what these evaluations may take: with a slow one there are fewer."""
 NEARLY = 0.9
 """A configuration of this share of the pick's speed may be the faster one in turns."""
+AS_FAST = 0.97
+"""Two speeds in turns that are closer are equal: the better of the two is taken."""
 WITH_TODAY = " with today's system knobs"
 """What a trial is called in turns with the system knobs of the reference."""
 
@@ -102,8 +103,12 @@ def confirm(
     turns = {**entrants, terms.reference_name: configs[terms.reference_name]}
     others: dict[str, Mapping[str, Scalar]] = {**named, **beside}
     turns |= {name: dict(knobs) for name, knobs in others.items() if dict(knobs) not in turns.values()}
+    # The last of them are left out if there is no time for a few short rounds of all.
+    each_s = LEAST_ROUNDS * (LEAST_WINDOW_S + window_cost_s(journal.records))
+    count = max(len(entrants) + 1, int(min(terms.left_s() / each_s, 100)))
+    turns = dict(list(turns.items())[:count])
     measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
-    best = _fastest(journal.records, entrants, terms.reference_name) if is_speed else next(iter(entrants), "")
+    best = _fastest(journal.records, entrants, terms.reference_name, race) if is_speed else next(iter(entrants), "")
     name = best.removesuffix(WITH_TODAY) or terms.reference_name
     config = entrants.get(best, configs[terms.reference_name])
     at_speed, accurate = (None if other == name else other for other in (at_speed, accurate))
@@ -131,13 +136,18 @@ def _entrants(
     return found
 
 
-def _fastest(records: Sequence[Record], entrants: Mapping[str, Any], reference: str) -> str:
-    """Returns the fastest of the entrants in turns, the first without any turns; "" if the reference is faster."""
+def _fastest(records: Sequence[Record], entrants: Mapping[str, Any], reference: str, race: Race) -> str:
+    """Returns the fastest of the entrants in turns, the first without any turns; "" if the reference is faster.
+
+    Of those that are as fast, by what windows can tell, it is the one that is expected to be best.
+    """
     rates = {name: rate for name in [*entrants, reference] if (rate := median_rate(records, name))}
     measured = [name for name in entrants if name in rates]
     if not measured or reference not in rates:
         return next(iter(entrants), "")
-    best = max(measured, key=lambda name: rates[name])
+    fastest = max(rates[name] for name in measured)
+    alike = [name for name in measured if rates[name] >= AS_FAST * fastest]
+    best = max(alike, key=lambda name: (race.expected(name.removesuffix(WITH_TODAY)).gain, rates[name]))
     return best if rates[best] >= rates[reference] else ""
 
 
@@ -404,18 +414,3 @@ def median_rate(records: Sequence[Record], name: str) -> float | None:
     """Returns the median samples a second of a configuration's windows, or None where it has none."""
     rates = [r["samples_per_s"] for r in windows(records) if r["name"] == name and r["samples_per_s"]]
     return statistics.median(rates) if rates else None
-
-
-def faster_in_turns(
-    records: Sequence[Record], config: Mapping[str, Scalar], named: Mapping[str, Mapping[str, Scalar]]
-) -> Gain | None:
-    """Returns how the fastest of the `named` compares with a configuration; None where no rounds tell one faster."""
-    found = windows(records)
-    rates = {
-        name: {r["round"]: r["samples_per_s"] for r in found if r.get("config") == own and r["samples_per_s"]}
-        for name, own in {"": config, **named}.items()
-    }
-    rounds = {name: sorted(rates[""].keys() & rates[name].keys()) for name in named}
-    gains = [gain(name, "", [(rates[name][n], rates[""][n]) for n in own]) for name, own in rounds.items()]
-    told = [one for one in gains if one is not None and one.is_told and one.ratio > 1]
-    return max(told, key=lambda one: one.ratio, default=None)
