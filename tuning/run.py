@@ -77,7 +77,7 @@ PRUNERS
   insecure_cluster=true   joins a cluster that asks for no token [false]
   pick.tolerance=X|X%     quality that the pick may give up on purpose, in the
                           objective's own unit or as a share of today's [0]
-  pick.at_least=X         the quality that it needs, in place of today's [today's]
+  pick.at_least=X         the quality that it needs [today's]
   pick.goal=speed|quality the fastest as good as today, or the best quality at
                           today's speed or faster [speed]
   dashboard=true          starts the Ray dashboard here and prints how to log in
