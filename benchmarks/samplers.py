@@ -41,10 +41,9 @@ FIRST_FRESH = 1000
 FLAT = ("search.strategy=joint",)
 WAYS: Mapping[str, tuple[str, ...]] = {
     "flat, tpe": (*FLAT, "search.sampler=tpe"),
-    "flat, gp": (*FLAT, "search.sampler=gp"),
     "probes, random": ("search.sampler=random",),
     "probes, tpe": ("search.sampler=tpe",),
-    "probes, gp": ("search.sampler=gp",),
+    "probes, known": ("search.sampler=known",),
     "probes, tpe, no pruner": ("search.sampler=tpe", "search.pruner=none"),
     "two at a time": ("concurrency=2",),
     "shipped": (),

@@ -160,10 +160,11 @@ class Loader:
         self._made = _Made(dataset, config, collate, augment)
         self._augments = augment is not None and not knobs.device_augmentation
         self._pins = arguments["pin_memory"]
-        self._loader: DataLoader[Any] | None = None
+        self.loader: DataLoader[Any] | None = None
+        """torch's, None where this process loads."""
         if not knobs.num_workers:
             return
-        self._loader = DataLoader(
+        self.loader = DataLoader(
             self._made,
             batch_size=None,
             sampler=self._plan,
@@ -183,10 +184,10 @@ class Loader:
 
     def epoch(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
         """Yields one collated batch for each micro-batch of the plan, on the host; a `Keyed` one if yet to augment."""
-        if self._loader is None:
+        if self.loader is None:
             return self._own(plan)
         self._plan.micro_batches = plan
-        return iter(self._loader)
+        return iter(self.loader)
 
     def _own(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
         for micro in plan:
@@ -195,7 +196,7 @@ class Loader:
 
     def seen(self, epoch: Iterator[Batch]) -> dict[str, Any]:
         """Returns how an epoch's batches come about, read from the loader while it delivers them."""
-        found = {"samples_in_ram": self._cached, **workers_seen(epoch, self._loader)}
+        found = {"samples_in_ram": self._cached, **workers_seen(epoch, self.loader)}
         if self._augments:
             found["augmented_on"] = "loader"
         return found
@@ -212,6 +213,11 @@ def workers_seen(epoch: Iterator[Any], loader: Any) -> dict[str, Any]:
         "prefetch_factor": getattr(epoch, "_prefetch_factor", None),
         "persistent_workers": lasting,
     }
+
+
+def starts_anew(loader: Any) -> bool:
+    """Returns whether each pass over a loader starts its workers; None is no loader."""
+    return bool(getattr(loader, "num_workers", 0)) and not getattr(loader, "persistent_workers", False)
 
 
 def fork_workers() -> None:

@@ -89,6 +89,8 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
         loss_sum = torch.zeros((), device=device)
         state.first_step_at = state.first_step_at or time.time()
         watch.restart()
+        if batches.starts_anew(loader.loader):  # else what a first pass takes more is done once a training
+            watch.next_pass()
         while state.samples < plan.samples:
             count = batches.size_of(dataset)
             before = state.epoch * count
@@ -141,6 +143,7 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                     return
             state.epoch += 1
             state.micro_batches_done = 0
+            watch.next_pass()
 
 
 def _micro_step(state: State, model: nn.Module, batch: Any, micro: batches.MicroBatch, share: float) -> Tensor:

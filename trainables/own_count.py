@@ -193,6 +193,8 @@ class Counted:
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)
             state.first_step_at = time.time()
             self._is_alone = state.ranks is ALONE
+            if batches.starts_anew(loader):  # else what a first pass takes more is done once a training
+                self.next_pass()
         if not self._watch.is_paused:
             self._loss_sum = None
         if self._rests_since:
@@ -202,6 +204,10 @@ class Counted:
         if self._has_left:
             self._has_left = False
             self._close_where_full()
+
+    def next_pass(self) -> None:
+        """A pass is over, or the first begins: what there is until the next batch is no part of a step."""
+        self._watch.next_pass()
 
     def took(self, samples: int) -> None:
         """A micro-batch is there, and is computed on from here."""
@@ -502,10 +508,10 @@ class Counted:
             return
         self._rests_since = time.perf_counter()
         is_whole = self._has_stepped and self._warm_up.is_over(self._state.steps)
+        self._watch.pause()
         if self.is_over or (is_whole and time.perf_counter() - self._closed_at >= self._state.plan.window_s):
             self._close()
-        else:
-            self._watch.pause()
+            self._watch.restart()
 
     def _leaves(self) -> None:
         """Their loop breaks off a pass: the window waits. Nothing is handed over: what that raises would be lost."""

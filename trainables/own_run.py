@@ -194,6 +194,7 @@ class Run(Counted):
                 if self._has_stepped and state.samples >= self._horizon:
                     break
             del own  # its workers end before what follows the pass
+            self.next_pass()
             if state.samples == before:
                 raise LoopError("the loader of run.batches(loader) gave no batch in a whole pass")
             if not self.is_done:

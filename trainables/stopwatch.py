@@ -35,6 +35,15 @@ class _Mark(NamedTuple):
         return float(self.event.elapsed_time(later.event)) / 1000.0  # milliseconds
 
 
+class _Start(NamedTuple):
+    """The beginning of a pass: what it took before a pause, from when to when behind it, and which mark is next."""
+
+    before_s: float
+    began: _Mark
+    ended: _Mark
+    next_mark: int
+
+
 @dataclass(frozen=True)
 class Window:
     """What happened between two readings of the clock.
@@ -60,6 +69,9 @@ class Window:
     """Of each micro-step in turn, from the end of what came before it; empty where not asked for."""
     optimizer_steps_s: tuple[float, ...] = ()
     """Of each optimiser step in turn, likewise."""
+    pass_starts_s: tuple[float, ...] = ()
+    """Of each pass over the data that began here, from the last step until its first batch was there, such as workers
+    that start anew: what it took more than an ordinary wait. It is in `data_wait_s`, and in no micro-step's seconds."""
 
     @property
     def samples_per_s(self) -> float:
@@ -81,6 +93,7 @@ class Stopwatch:
         self._cuda = device.type == "cuda"
         self._device = device
         self._loading = {} if loading is None else loading
+        self._pass_s: float | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -92,7 +105,12 @@ class Stopwatch:
         self._opened = self._last = time.perf_counter()
         self._last_event = self._record() if self._cuda else None
         self._marks = [_Mark("", self._opened, self._last_event)]
+        self._starts: list[_Start] = []
         self._paused_at: float | None = None
+
+    def next_pass(self) -> None:
+        """Tells the wait for the next batch apart, the first of a pass: it is no part of a step."""
+        self._pass_s = 0.0
 
     @property
     def is_paused(self) -> bool:
@@ -104,6 +122,8 @@ class Stopwatch:
         if self._cuda:
             torch.cuda.synchronize(self._device)
         self._paused_at = time.perf_counter()
+        if self._pass_s is not None and not self._cuda:  # whose steps may have gone on meanwhile
+            self._pass_s += self._paused_at - self._last
 
     def go_on(self) -> None:
         """Goes on behind a pause, which is in no span, and starts a window where there was none."""
@@ -124,12 +144,15 @@ class Stopwatch:
         now = time.perf_counter()
         if not self._cuda or span == "data_wait":
             self._spans[span] += now - self._last
-        self._last = now
+        before, self._last = _Mark("", self._last, self._last_event), now
         if self._cuda:
             event = self._record()
             if span != "data_wait" and self._last_event is not None:
                 self._events.append((span, self._last_event, event))
             self._last_event = event
+        if self._pass_s is not None and span == "data_wait":
+            self._starts.append(_Start(self._pass_s, before, _Mark(span, now, self._last_event), len(self._marks)))
+            self._pass_s = None
         if self._each_step and span in ("forward_backward", "optimizer"):
             self._marks.append(_Mark(span, now, self._last_event, self.micro_steps))
         return now - self._opened
@@ -146,7 +169,9 @@ class Stopwatch:
                 self._spans[span] += start.elapsed_time(end) / 1000.0  # milliseconds
         spans = {f"{name}_s": seconds for name, seconds in self._spans.items()}
         spans |= {f"{name}_s": seconds - self._loaded[name] for name, seconds in self._loading.items()}
-        micro_s, optimizer_s = self._steps_s("forward_backward"), self._steps_s("optimizer")
+        starts_s = self._starts_s()
+        later_s = {one.next_mark: seconds for one, seconds in zip(self._starts, starts_s, strict=True)}
+        micro_s, optimizer_s = self._steps_s("forward_backward", later_s), self._steps_s("optimizer", {})
         return Window(
             self.samples,
             self.steps,
@@ -156,13 +181,21 @@ class Stopwatch:
             loss=loss,
             micro_steps_s=micro_s,
             optimizer_steps_s=optimizer_s,
+            pass_starts_s=tuple(one.before_s + seconds for one, seconds in zip(self._starts, starts_s, strict=True)),
         )
 
-    def _steps_s(self, span: StepSpan) -> tuple[float, ...]:
+    def _starts_s(self) -> list[float]:
+        """Returns of each pass that began what it took behind a pause, more than an ordinary wait of this window."""
+        others = self.micro_steps - len(self._starts)
+        waits_s = self._spans["data_wait"] - sum(one.ended.at - one.began.at for one in self._starts)
+        usual_s = waits_s / others if others > 0 else 0.0
+        return [max(0.0, one.began.until(one.ended) - usual_s) for one in self._starts]
+
+    def _steps_s(self, span: StepSpan, less_s: Mapping[int, float]) -> tuple[float, ...]:
         found: dict[int, float] = {}  # of several optimisers a micro-step has a span of each
-        for a, b in itertools.pairwise(self._marks):
+        for number, (a, b) in enumerate(itertools.pairwise(self._marks), start=1):
             if b.span == span:
-                found[b.micro_steps] = found.get(b.micro_steps, 0.0) + a.until(b)
+                found[b.micro_steps] = found.get(b.micro_steps, 0.0) + a.until(b) - less_s.get(number, 0.0)
         return tuple(found.values())
 
     def _record(self) -> torch.cuda.Event:

@@ -57,8 +57,10 @@ CARDS
                           ended, and tried once more [60s]
   search.strategy=staged  staged: probe, then train; joint: one flat space
                           [staged]
-  search.sampler=NAME     who proposes: tpe, gp (Optuna's) or random [tpe]
-  search.pruner=NAME      which trials stop at the budget's rungs [rungs]
+  search.sampler=NAME     what proposes: known (trains only what would be faster
+                          and may be as good), tpe (Optuna's) or random [known]
+  search.pruner=NAME      which trials stop at the budget's rungs
+                          [reference]
 PRUNERS
   search.seed=N           seed of everything [0]
   concurrency=auto|N      search trials at once, on each node; auto: 1 on a CPU,
@@ -73,13 +75,15 @@ PRUNERS
   devices_per_trial=N     cards that train one trial together, a part of each
                           micro-batch each (DDP); on a CPU processes [1]
   insecure_cluster=true   joins a cluster that asks for no token [false]
-  pick.tolerance=X|X%     quality that the fastest configuration may give up, in
-                          the objective's own unit or of the best seen, as long
-                          as it beats the workload's baselines [the workload's]
+  pick.tolerance=X|X%     quality that the pick may give up on purpose, in the
+                          objective's own unit or as a share of today's [0]
+  pick.at_least=X         the quality that it needs [today's]
+  pick.goal=speed|quality the fastest as good as today, or the best quality at
+                          today's speed or faster [speed]
   dashboard=true          starts the Ray dashboard here and prints how to log in
   resume=ID|last          goes on with a run that was interrupted, or with one
                           that is to have a larger search.max_time or .trials,
-                          or another pick.tolerance
+                          or another pick.tolerance, .at_least or .goal
   force=true              goes on with it although machine, data or code differ
   runs_dir=PATH name=ID   where the run is written [runs]; no two have one name
 

@@ -17,7 +17,7 @@ from tuning.config.load import load
 
 QUALITY = {"fast": 0.90, "good": 0.92, "bad": 0.80, "plain": 0.91}
 SPEED = {"fast": 300.0, "good": 200.0, "bad": 900.0, "plain": 100.0}
-PICKS = {"flat, tpe": "bad", "probes, tpe": "good", "probes, gp": "fast", PEER: "good"}
+PICKS = {"flat, tpe": "bad", "probes, tpe": "good", "probes, known": "fast", PEER: "good"}
 PLAIN = {"knobs": {"who": "plain"}, "tolerance": 0.05}
 
 
@@ -66,20 +66,20 @@ def test_the_rule_comes_before_speed_and_drift_of_the_machine_cancels(tmp_path: 
     rows = Rows(tmp_path / "out.jsonl")
     experiment().run(Known(), rows, lambda: True)
     found = scores(rows.all, {"signals": PLAIN})[("signals", 0)]
-    assert found["probes, gp"].speed == pytest.approx(math.log(3))
+    assert found["probes, known"].speed == pytest.approx(math.log(3))
     assert found["flat, tpe"].speed == pytest.approx(math.log(9))
     assert not found["flat, tpe"].meets, "0.80 is more than 0.05 below 0.92"
-    assert (found["flat, tpe"].worth, found["probes, gp"].worth) == (0.0, found["probes, gp"].speed)
+    assert (found["flat, tpe"].worth, found["probes, known"].worth) == (0.0, found["probes, known"].speed)
 
 
 def test_the_table_names_the_simplest_way_that_is_not_worse_by_two_errors(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "out.jsonl")
     experiment().run(Known(), rows, lambda: True)
     lines = table(scores(rows.all, {"signals": PLAIN}), list(PICKS))
-    assert any(x.startswith("| signals | probes, gp | 2 | 3.00 (0.00) | 2/2 | 0.9000 |") for x in lines)
-    assert lines[-1].endswith("best (probes, gp) over 2 blocks: probes, gp")
+    assert any(x.startswith("| signals | probes, known | 2 | 3.00 (0.00) | 2/2 | 0.9000 |") for x in lines)
+    assert lines[-1].endswith("best (probes, known) over 2 blocks: probes, known")
     even = {
-        ("w", n): {way: s for way, s in b.items() if way != "probes, gp"}
+        ("w", n): {way: s for way, s in b.items() if way != "probes, known"}
         for n, b in enumerate(scores(rows.all, {"signals": PLAIN}).values())
     }
     assert table(even, ["probes, tpe", PEER])[-1].endswith("probes, tpe"), "the peer is none of ours"
@@ -97,4 +97,4 @@ def test_every_way_is_settings_that_a_study_knows() -> None:
     assert {way: search.strategy for way, search in made.items()} == {
         way: "joint" if way.startswith("flat") else "staged" for way in WAYS
     }
-    assert made["shipped"] == made["probes, tpe"]
+    assert made["shipped"] == made["probes, known"]

@@ -38,6 +38,23 @@ def test_on_cuda_a_step_is_what_the_device_took_since_the_step_before(monkeypatc
     assert window.forward_backward_s == pytest.approx(1.4 + 0.9)
 
 
+def test_on_cuda_a_pass_begins_for_as_long_as_the_device_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([Event(at) for at in (0.0, 0.0, 1.0, 1.0, 2.0, 2.7, 3.7)])  # the host waits from long before 2.0
+    monkeypatch.setattr(Stopwatch, "_record", lambda self: next(moments))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    watch = Stopwatch(torch.device("cuda"), each_step=True)
+    for number in range(3):
+        if number == 2:
+            watch.next_pass()
+        watch.lap("data_wait")
+        watch.micro_steps += 1
+        watch.lap("forward_backward")
+    window = watch.window(0.0)
+    assert window.pass_starts_s == pytest.approx((0.7,))
+    assert window.micro_steps_s == pytest.approx((1.0, 1.0, 1.0))
+
+
 def test_a_micro_step_of_two_optimisers_has_the_passes_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([0.0, 0.5, 2.5, 3.0, 7.0, 8.0, 8.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(moments))

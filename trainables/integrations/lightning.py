@@ -151,6 +151,7 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Goes on where the passes were shorter than was said: the run ends by its samples."""
+        self._run.next_pass()
         if not self._run.is_done:
             trainer.fit_loop.max_epochs = max(trainer.max_epochs, trainer.current_epoch + 2)
 

@@ -125,6 +125,7 @@ class StudyCallback(TrainerCallback):
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
         """A pass is over."""
+        self._run.next_pass()
         if not self._run.evaluate_now:
             self._rests(control)
 

@@ -40,8 +40,8 @@ BESIDE_RESUME = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecur
 """What may be typed when a run goes on, as it is of the session and not of the run."""
 EXTENDABLE = {"search.max_time": ("max_time_s", "max_time_s"), "search.trials": ("trials", "most_trials")}
 """What a run may be given more of when it goes on: its field, and what that comes to, None without a limit."""
-TOLERANCE = "pick.tolerance"
-"""The setting of which a resumed run may be given another value: it then chooses its best configuration again."""
+PICK = {"pick.tolerance": "tolerance", "pick.at_least": "at_least", "pick.goal": "goal"}
+"""Settings of which a resumed run may be given another value: it then chooses its best configuration again."""
 
 
 def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref: KnobTable()) -> StudyConfig:
@@ -135,7 +135,7 @@ def _secrets_of_a_run(typed: Typed) -> dict[str, str]:
 def _check_beside_resume(typed: Typed) -> None:
     """Raises ConfigError for what a run that goes on cannot be given, before it is read as of another workload."""
     run_id = typed.values.get("resume", "null")
-    again = (*BESIDE_RESUME, *EXTENDABLE, TOLERANCE)
+    again = (*BESIDE_RESUME, *EXTENDABLE, *PICK)
     others = [f"{key}={text}" for key, text in {**typed.groups, **typed.values}.items() if key not in again]
     if run_id != "null" and others:
         key, _, text = others[0].partition("=")
@@ -144,7 +144,7 @@ def _check_beside_resume(typed: Typed) -> None:
         raise ConfigError(
             f"{others[0]} beside resume={run_id}: a run goes on with the configuration it began with",
             allowed="resume=ID, dashboard=true, cluster=ADDRESS, devices=N, force=true, runs_dir=PATH, "
-            f"{TOLERANCE}, and more of {' or '.join(EXTENDABLE)}",
+            f"{', '.join(PICK)}, and more of {' or '.join(EXTENDABLE)}",
             remedy="leave it out, or start a new run",
         )
 

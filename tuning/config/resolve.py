@@ -26,6 +26,11 @@ COMMAND_LINE = "command line"
 COMPILED_S, COMPILED_PROBES_S = 900.0, 120.0
 """A study of less time, or whose probes have less, compiles nothing of its own accord."""
 
+RENAMED = {"sampler": {"gp": "known"}, "pruner": {"rungs": "reference"}}
+"""Settings of `search` that runs of earlier versions have recorded, and what has taken their place."""
+LATER: Mapping[str, Any] = {"at_least": None, "goal": "speed"}
+"""Settings of `pick` that those lack."""
+
 TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
 
@@ -188,8 +193,14 @@ def resolved(config: StudyConfig) -> Tree:
 
 
 def from_resolved(mapping: Mapping[str, Any]) -> StudyConfig:
-    """Returns the configuration that `resolved` made `mapping` of; raises ConfigError where it no longer passes."""
+    """Returns the configuration that `resolved` made `mapping` of, now or in an earlier version; raises ConfigError
+    where it no longer passes.
+    """
     tree = copy.deepcopy(dict(mapping))
+    if isinstance(search := tree.get("search"), dict):
+        search |= {n: names.get(search[n], search[n]) for n, names in RENAMED.items() if n in search}
+    if isinstance(pick := tree.get("pick"), dict):
+        tree["pick"] = {**LATER, **pick}
     origins, dropped, argv = tree.pop("origins", {}), tree.pop("dropped", []), tree.pop("overrides", [])
     for key in ("card", "knobs", "named"):
         if not isinstance(tree.get(key), Mapping):

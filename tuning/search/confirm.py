@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from tuning.search.rule import Expected, Rule
 from tuning.search.selection import reference_of
 from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
-from tuning.stats.uncertainty import Gain, gain
 
 SHARE = 0.3
 """The least that is kept for confirming of `search.max_time`; it has what the search leaves."""
@@ -40,8 +40,10 @@ POINTS = 8
 """Evaluations of a training that is confirmed, from which the time to today's quality is read."""
 EVALUATE_FRAC = 0.25
 """Of a training's seconds, what these evaluations may take: with a slow one there are fewer."""
-CLOSE = 0.9
+NEARLY = 0.9
 """A configuration of this share of the pick's speed may be the faster one in turns."""
+AS_FAST = 0.97
+"""Two speeds in turns that are closer are equal: the better of the two is taken."""
 WITH_TODAY = " with today's system knobs"
 """What a trial is called in turns with the system knobs of the reference."""
 
@@ -101,8 +103,12 @@ def confirm(
     turns = {**entrants, terms.reference_name: configs[terms.reference_name]}
     others: dict[str, Mapping[str, Scalar]] = {**named, **beside}
     turns |= {name: dict(knobs) for name, knobs in others.items() if dict(knobs) not in turns.values()}
+    # The last of them are left out if there is no time for a few short rounds of all.
+    each_s = LEAST_ROUNDS * (LEAST_WINDOW_S + window_cost_s(journal.records))
+    count = max(len(entrants) + 1, int(min(terms.left_s() / each_s, 100)))
+    turns = dict(list(turns.items())[:count])
     measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
-    best = _fastest(journal.records, entrants, terms.reference_name) if is_speed else next(iter(entrants), "")
+    best = _fastest(journal.records, entrants, terms.reference_name, race) if is_speed else next(iter(entrants), "")
     name = best.removesuffix(WITH_TODAY) or terms.reference_name
     config = entrants.get(best, configs[terms.reference_name])
     at_speed, accurate = (None if other == name else other for other in (at_speed, accurate))
@@ -119,7 +125,7 @@ def _entrants(
     if not admitted:
         return {SYSTEM: configs[SYSTEM]} if terms.system is not None and race.allows_system(SYSTEM) else {}
     first = race.per_s(admitted[0])
-    chosen = [name for name in admitted[:3] if race.per_s(name) >= CLOSE * first]
+    chosen = [name for name in admitted[:3] if race.per_s(name) >= NEARLY * first]
     found = {name: configs[name] for name in (chosen if terms.rule.goal == "speed" else admitted[:1])}
     # The micro-batch is that of its batch, and today's need not be.
     system = {n: v for n, v in terms.reference.items() if n in table().system and n != "micro_batch_size"}
@@ -130,13 +136,18 @@ def _entrants(
     return found
 
 
-def _fastest(records: Sequence[Record], entrants: Mapping[str, Any], reference: str) -> str:
-    """Returns the fastest of the entrants in turns, the first without any turns; "" if the reference is faster."""
+def _fastest(records: Sequence[Record], entrants: Mapping[str, Any], reference: str, race: Race) -> str:
+    """Returns the fastest of the entrants in turns, the first without any turns; "" if the reference is faster.
+
+    Of those that are as fast, by what windows can tell, it is the one that is expected to be best.
+    """
     rates = {name: rate for name in [*entrants, reference] if (rate := median_rate(records, name))}
     measured = [name for name in entrants if name in rates]
     if not measured or reference not in rates:
         return next(iter(entrants), "")
-    best = max(measured, key=lambda name: rates[name])
+    fastest = max(rates[name] for name in measured)
+    alike = [name for name in measured if rates[name] >= AS_FAST * fastest]
+    best = max(alike, key=lambda name: (race.expected(name.removesuffix(WITH_TODAY)).gain, rates[name]))
     return best if rates[best] >= rates[reference] else ""
 
 
@@ -218,10 +229,8 @@ class _Trainings:
                 (t.samples_per_s or 0.0 for t in self._search if t.id == name), 0.0
             )
             per_s = self._reference_per_s * statistics.geometric_mean(ratios) if ratios else per_s
-            floors = {
-                n: today[n] if rule.at_least is None else rule.at_least for n in own if n in today or rule.at_least
-            }
-            gains = {n: rule.gain(own[n], floor) for n, floor in floors.items()}
+            fresh = own if rule.at_least is not None else own.keys() & today.keys()
+            gains = {n: rule.gain(own[n], today.get(n, 0.0)) for n in sorted(fresh)}
             expected = self._expected.get(name, Expected(0.0, self._noise))
             failed = any(r["name"] == name and r["outcome"] != Outcome.OK for r in tried)
             finalists.append(Finalist(name, per_s, expected, gains, own, failed))
@@ -234,18 +243,20 @@ class _Trainings:
         # What was cut before the study got more time is made up for.
         ended = [r for r in ended if r["outcome"] != Outcome.CUT or r.seq >= since]
         tried = {(r["name"], r["seed"]) for r in ended}
-        seed = next((seed for seed in self._terms.seeds if (name, seed) not in tried), None)
+        wanted = {name: self._configs[name]}
+        if self._terms.rule.at_least is None:
+            wanted[reference] = self._terms.reference
+        lacking = {seed: [one for one in wanted if (one, seed) not in tried] for seed in self._terms.seeds}
+        seed = next((seed for seed, names in lacking.items() if names), None)
         if seed is None:
             return False
-        todo = {name: self._configs[name]}
-        if (reference, seed) not in tried and self._terms.rule.at_least is None:
-            todo[reference] = self._terms.reference
+        todo = {one: wanted[one] for one in lacking[seed]}
         left_s = self._terms.left_s() - self._windows_s()
         costs_s = {one: self._training_s(knobs) for one, knobs in todo.items()}
         if sum(costs_s.values()) > left_s:
-            if any(who != reference for who, _ in tried) or costs_s[name] > left_s:
+            if any(who != reference for who, _ in tried) or costs_s.get(name, math.inf) > left_s:
                 return False
-            todo = {name: self._configs[name]}  # alone on a fresh seed it still tells whether it was luck
+            todo = {name: wanted[name]}  # alone on a fresh seed it still tells whether it was luck
         for one, knobs in todo.items():
             self._train(one, knobs, seed, self._terms.left_s() - self._windows_s())
         return True
@@ -403,18 +414,3 @@ def median_rate(records: Sequence[Record], name: str) -> float | None:
     """Returns the median samples a second of a configuration's windows, or None where it has none."""
     rates = [r["samples_per_s"] for r in windows(records) if r["name"] == name and r["samples_per_s"]]
     return statistics.median(rates) if rates else None
-
-
-def faster_in_turns(
-    records: Sequence[Record], config: Mapping[str, Scalar], named: Mapping[str, Mapping[str, Scalar]]
-) -> Gain | None:
-    """Returns how the fastest of the `named` compares with a configuration; None where no rounds tell one faster."""
-    found = windows(records)
-    rates = {
-        name: {r["round"]: r["samples_per_s"] for r in found if r.get("config") == own and r["samples_per_s"]}
-        for name, own in {"": config, **named}.items()
-    }
-    rounds = {name: sorted(rates[""].keys() & rates[name].keys()) for name in named}
-    gains = [gain(name, "", [(rates[name][n], rates[""][n]) for n in own]) for name, own in rounds.items()]
-    told = [one for one in gains if one is not None and one.is_told and one.ratio > 1]
-    return max(told, key=lambda one: one.ratio, default=None)

@@ -153,7 +153,7 @@ class _Model:
         worst = min(gain for gain in gains if gain is not None)
         values = np.array([worst if gain is None else gain for gain in gains])
         near = np.sort(np.abs(values[1:]))[: max(2, len(values) // 2)]
-        self._scale = float(np.median(near)) if near.size and np.median(near) > 0 else 1e-12
+        self._scale = max(1e-12, float(np.median(near))) if near.size else 1e-12
         rows = np.array([self._row(known.reference), *(self._row(one.values) for one in seen)])
         scaled = np.arcsinh(values / self._scale)
         self._middle, self._spread = float(scaled.mean()), float(scaled.std()) or 1.0
@@ -193,7 +193,7 @@ class _Model:
                 size = float(values.get("batch_size", self._start.get("batch_size", 1)))
                 value = float(value) / math.sqrt(size / float(self._start.get("batch_size", size)))
             row += _coded(parameter, value)
-        return row
+        return row or [0.0]  # of a space with nothing to search
 
 
 def _fitted(rows: Any, values: Any) -> Any:
@@ -222,6 +222,8 @@ def _coded(parameter: Parameter, value: Scalar) -> list[float]:
     if len(numbers) < len(parameter.values) or isinstance(value, bool | str):
         return [float(value == one) for one in parameter.values]
     low, high = min(map(float, numbers)), max(map(float, numbers))
+    if low == high:  # of a list of one nothing is to be told
+        return [0.0]
     return [2.0 * Range(low, high, log=low > 0).place(float(value))]
 
 

@@ -20,6 +20,8 @@ SURE = 0.9
 """A pick with a larger chance of being as good is settled, once it has `LEAST_SEEDS`: slower ones train no more."""
 HOPELESS = 0.05
 """A configuration whose chance of being as good is smaller is trained no more."""
+STAYS = 0.3
+"""A configuration that has begun stays in the race as long as its chance is larger."""
 LEAST_SEEDS = 3
 """Fresh seeds after which a pick may be settled: the spread of fewer says nothing."""
 PRIOR_DEGREES = 4
@@ -106,9 +108,13 @@ class Race:
         return self.expected(name).chance(-self._rule.tolerance)
 
     def is_admitted(self, name: str) -> bool:
-        """Returns whether the rule admits a finalist, by what was seen on fresh seeds: at least one of them."""
+        """Returns whether the rule admits a finalist, by fresh seeds; by the search alone if nobody has any."""
         one = self._finalists.get(name)
-        if one is None or not one.gains or not self._beats_baseline(one):
+        if one is None or not self._beats_baseline(one):
+            return False
+        if not any(other.gains for other in self._finalists.values()):
+            return self._rule.admits(one.expected.gain)
+        if not one.gains:
             return False
         mean, error = statistics.fmean(one.gains.values()), self.spread / math.sqrt(len(one.gains))
         is_contradicted = mean < -self._rule.tolerance - CONTRADICTED * error
@@ -151,7 +157,9 @@ class Race:
         pick = next(iter(self.admitted), None)
         if pick is not None and len(self._finalists[pick].gains) >= LEAST_SEEDS and self.chance(pick) > SURE:
             able = [n for n in able if self._finalists[n].samples_per_s > self._finalists[pick].samples_per_s]
-        chosen = list[str]()
+        # Who has begun goes on: of many that are alike each new one would else promise more than one that was tried.
+        begun = [name for name in able if self._finalists[name].gains and self.chance(name) > STAYS]
+        chosen = sorted(begun, key=lambda name: -self._promise([name]))[:top]
         while len(chosen) < top and (rest := [name for name in able if name not in chosen]):
             chosen.append(max(rest, key=lambda name: self._promise([*chosen, name])))
         return chosen

@@ -88,7 +88,9 @@ class TrialScheduler:
         self._reference_id = next((r["trial"] for r in journal.records if _is_of_reference(r)), "")
         self._may_train_reference = True
         today = self._searched(self._reference)
-        initial = [today] if terms.sampler != "known" and all(today[n] in searched.parameters[n] for n in today) else []
+        self._has_today = all(today[n] in searched.parameters[n] for n in today)
+        # Staged, it is tried once more with the fastest system knobs; joint, it would be the same training.
+        initial = [today] if terms.sampler != "known" and self._staged and self._has_today else []
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
         self._sampler = Sampler(searched, objectives, terms.seed, name=terms.sampler, initial=initial)
         self._proposals = Proposals(searched)
@@ -501,6 +503,8 @@ class TrialScheduler:
             self._speeds.learn(knobs, record.get("measured_samples_per_s"))
             self._qualities.ended(trial, record["values"].get(self._objective))
         if trial in self._beside:
+            if self._has_today and not self._staged:
+                self._sampler.replay(self._searched(knobs), self._observation(record))
             return
         self._learn_speed(record)
         number = self._numbers.pop(trial, None)

@@ -1,17 +1,17 @@
 """From probes to the speed of any trial: which system knobs suit it, and how fast it will train.
 
-A probe measures the seconds of a micro-step and of an optimiser step apart. A batch of b samples cut into micro-batches
-of m then takes ceil(b / m) micro-steps and one optimiser step, so one probe serves every batch size from m upwards.
+A probe measures the seconds of a micro-step, of an optimiser step and of a pass beside its steps apart. A batch of b
+samples cut into micro-batches of m then takes ceil(b / m) micro-steps, one optimiser step and its share of the pass, so
+one probe serves every batch size from m upwards.
 A smaller batch in one piece is expected between the probes of smaller and larger micro-batches.
 Configurations that share their "both" knobs are a speed group: a probe answers for the trials of its group.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from tuning.journal.records import Record
 from tuning.memory.groups import defaults, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.search.runtime_check import compare
+from tuning.search.timing import Estimate
 
 FEW_RATIOS = 3
 PROBES_DIFFER = 1.3
@@ -35,7 +36,8 @@ SAMPLES_PER_S = "samples_per_s"
 
 @dataclass(frozen=True)
 class Probed:
-    """What one probe found: its knobs, the seconds of a micro-step and of an optimiser step, samples a second.
+    """What one probe found: its knobs, the seconds of a micro-step and of an optimiser step, samples a second, and the
+    seconds of a pass of so many samples beside its steps.
 
     `idle` are the knobs that had no effect: its first step was seen to run something else than they ask for, as with an
     attention kernel in a model without attention. Whatever its speed, they did not bring it.
@@ -46,6 +48,13 @@ class Probed:
     optimizer_step_s: float
     samples_per_s: float
     idle: frozenset[str] = frozenset()
+    pass_s: float = 0.0
+    pass_samples: int = 0
+
+    @property
+    def estimate(self) -> Estimate:
+        """Returns what its batches take."""
+        return Estimate(self.micro_step_s, self.optimizer_step_s, self.pass_s, self.pass_samples)
 
     @cached_property
     def micro_batch_size(self) -> int:
@@ -62,8 +71,7 @@ class Probed:
         """Returns samples a second at this batch size, or None where the batch is smaller than what was measured."""
         if batch_size < self.micro_batch_size:
             return None
-        micro_steps = math.ceil(batch_size / self.micro_batch_size)
-        return batch_size / (micro_steps * self.micro_step_s + self.optimizer_step_s)
+        return self.estimate.samples_per_s(batch_size, self.micro_batch_size)
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
             continue
         larger = by_size[next(size for size in sizes if size > batch_size)]
         micro_step_s = float(np.interp(batch_size, sizes, [by_size[size].micro_step_s for size in sizes]))
-        rate = batch_size / (micro_step_s + larger.optimizer_step_s)
+        rate = replace(larger.estimate, micro_step_s=micro_step_s).samples_per_s(batch_size, batch_size)
         found.append(SystemChoice({**dict(others), "micro_batch_size": batch_size}, rate))
     return found
 
@@ -123,6 +131,26 @@ def without_slower_optimizers(probes: Sequence[Probed]) -> list[Probed]:
     ]
 
 
+def averaged(probes: Sequence[Probed]) -> list[Probed]:
+    """Returns each configuration once, such as `before`, which is probed by its name too; its seconds are the means.
+
+    The faster of two noisy probes would flatter it, and the slower be what its trial is judged by.
+    """
+    alike: dict[tuple[Scalar, ...], list[Probed]] = {}
+    for probe in probes:
+        alike.setdefault(place_of(probe.knobs), []).append(probe)
+
+    return [
+        replace(
+            own[0],
+            micro_step_s=statistics.fmean(p.micro_step_s for p in own),
+            optimizer_step_s=statistics.fmean(p.optimizer_step_s for p in own),
+            pass_s=statistics.fmean(p.pass_s for p in own),
+        )
+        for own in alike.values()
+    ]
+
+
 _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]
 
 
@@ -136,9 +164,10 @@ class Speeds:
         """
         self._is_alone = is_alone
         self._groups: dict[tuple[Scalar, ...], list[Probed]] = {}
-        for probe in without_slower_optimizers(probes):
+        known = averaged(probes)
+        for probe in without_slower_optimizers(known):
             self._groups.setdefault(group_of(probe.knobs), []).append(probe)
-        self._exact = {place_of(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
+        self._exact = {place_of(probe.knobs): probe for probe in known}
         self._ranked: dict[Any, list[SystemChoice]] = {}
         self._ratios: list[float] = []
 
@@ -171,11 +200,10 @@ class Speeds:
         }
         if not larger:
             return {}
-        nearest, micro_steps = min(larger), math.ceil(batch_size / size)
-        found = []
+        found, nearest = [], min(larger)
         for probe in self._groups[larger[nearest]]:
-            a_step_s = micro_steps * size / nearest * probe.micro_step_s + probe.optimizer_step_s
-            found.append(SystemChoice(probe.system, batch_size / a_step_s))
+            known = replace(probe.estimate, micro_step_s=size / nearest * probe.micro_step_s)
+            found.append(SystemChoice(probe.system, known.samples_per_s(batch_size, size)))
         return {group: found}
 
     def _known(self, batch_size: int) -> _Groups:
@@ -233,7 +261,15 @@ def system_only(space: Space, start: Mapping[str, Scalar]) -> Space:
 def probed(records: Sequence[Record]) -> list[Probed]:
     """Returns the probes that succeeded."""
     return [
-        Probed(r["config"], r["micro_step_s"], r["optimizer_step_s"], r["samples_per_s"], _idle(r))
+        Probed(
+            r["config"],
+            r["micro_step_s"],
+            r["optimizer_step_s"],
+            r["samples_per_s"],
+            _idle(r),
+            r.get("pass_s") or 0.0,  # older studies have neither
+            r.get("pass_samples") or 0,
+        )
         for r in records
         if r.event == "probe" and r["outcome"] == "ok" and r.get("samples_per_s")
     ]

@@ -9,23 +9,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from trainables.knobs import Scalar, kind_of, table
+from trainables.knobs import Scalar, table
 from tuning.config.errors import NoUsableTrial
 from tuning.config.resolve import COMMAND_LINE
-from tuning.config.schema import BEFORE, StudyConfig
+from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, Trial, stage_done, trained_beside, trials
 from tuning.memory import groups
 from tuning.memory.oom import Outcome
 from tuning.report import sentences
-from tuning.report.format import differing, duration
-from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, confirm, faster_in_turns, measure_windows
+from tuning.report.format import duration
+from tuning.search.confirm import (
+    LEAST_ROUNDS,
+    Confirmed,
+    ConfirmTerms,
+    confirm,
+    measure_windows,
+    window_cost_s,
+)
 from tuning.search.endings import OVER_MEMORY
 from tuning.search.proposals import FASTER
 from tuning.search.race import SYSTEM
 from tuning.search.rule import Rule
 from tuning.search.selection import fastest_probed, reference_of, rule_of, sets_its_seed, so_far
-from tuning.search.throughput import Probed, inside
+from tuning.search.throughput import place_of
+from tuning.search.turns import MOST_OTHERS, alike, last_candidates, least_changed
 from tuning.stats.uncertainty import mean_half_width
 from tuning.study.limits import Limits
 from tuning.workers.worker import Worker
@@ -66,24 +74,6 @@ class PickStage:
         named = {name: knobs for name, knobs in self._named.items() if name != terms.reference_name}
         self._append_pick(confirm(profiler, self._journal, named, terms, self._told), terms)
 
-    def _faster(self, config: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], float] | None:
-        """Returns a configuration with the system knobs of one that is named, which the space has and the rounds tell
-        to be faster and in which nothing else differs, and how many times faster that is; None where there is none.
-        """
-        alike = dict[str, Mapping[str, Scalar]]()
-        for name, own in self._named.items():
-            apart = {*differing(config, own), *differing(own, config)}
-            if all(kind_of(n) == "system" for n in apart) and inside(self._space, Probed(own, 0.0, 0.0, 0.0)):
-                alike[name] = own
-        found = faster_in_turns(self._journal.records, config, alike)
-        if found is None:
-            return None
-        said = f"{found.of} was {found.ratio:.2f} times as fast as the pick in turns, and only system knobs differ"
-        self._note(f"{said}: the pick has those of {found.of}", "")
-        theirs, rows = alike[found.of], table()
-        own = {n: theirs.get(n, rows.defaults[n]) for n in rows.system if n in config or n in theirs}
-        return {**config, **own}, found.ratio
-
     def _of_probes(self) -> dict[str, Scalar] | None:
         """Returns what is trained today with the fastest system knobs, if no trial of the search failed and time alone
         let none end.
@@ -109,14 +99,25 @@ class PickStage:
         return {n: v for n, v in fixed.items() if before.get(n, v) != v}
 
     def _pick_probed(self, profiler: Worker, config: Mapping[str, Scalar]) -> None:
-        """Measures what the probes found in turns with the named configurations, and writes it as the pick."""
-        until = time.monotonic() + self._limits.confirm_s()
-        turns = {"best": config, **{n: v for n, v in self._named.items() if n != "best"}}
-        budget = self._config.budget.confirm
-        few = budget.model_copy(update={"windows": LEAST_ROUNDS, "window_s": min(1.0, budget.window_s)})
-        measure_windows(profiler, self._journal, turns, few, self._told, lambda: until - time.monotonic())
-        config, _ = self._faster(config) or (config, 1.0)
+        """Measures the best of the probes in turns with the named configurations, and writes as the pick what is least
+        changed of those that are fastest.
+        """
+        records, space, budget = self._journal.records, self._space, self._config.budget.confirm
+        budget = budget.model_copy(update={"window_s": min(1.0, budget.window_s)})
+        each_s = (1 + LEAST_ROUNDS) * (budget.window_s + window_cost_s(records))
+        most = int(min(MOST_OTHERS, max(0.0, self._limits.left_s() / each_s - 1 - len(self._named))))
+        learned = groups.guard(records, self._limits.cap_bytes())
+        turns = last_candidates(records, space, learned, config, self._named, most)
+        measure_windows(profiler, self._journal, turns, budget, self._told, self._limits.left_s)
         before = self._limits.before()
+        today = before or self._named.get(PLAIN, config)
+        picked, times = least_changed(self._journal.records, turns, alike(space, config, turns), today)
+        if place_of(turns[picked]) != place_of(config):
+            said = f"{picked} was {times:.2f} times as fast in turns as the fastest probe, and only system knobs differ"
+            self._note(f"{said}: the pick has those of {picked}", "")
+            theirs, rows = turns[picked], table()
+            own = {n: theirs.get(n, rows.defaults[n]) for n in rows.system if n in config or n in theirs}
+            config = space.complete({**config, **own})
         others = "as in before" if before else "at its default"
         others += "".join(f", {name}={value} as typed" for name, value in self._typed().items())
         rule = f"the fastest system knobs that were probed, every other knob {others}"
@@ -136,7 +137,9 @@ class PickStage:
             name = self._picked.most_accurate
             reference = next(t.config for t in trials(records) if t.id == name)
         learned = groups.guard(records, limits.cap_bytes())
-        system = fastest_probed(records, space, learned, reference, named=name)
+        # Plain defaults that nobody named have no probe of that name: the probes began with them.
+        named = name if name in self._config.named else ""
+        system = fastest_probed(records, space, learned, reference, named=named)
         is_other = system is not None and limits.per_s(system) > FASTER * limits.per_s(reference)
         staged = self._config.search.strategy == "staged"
         return ConfirmTerms(

@@ -17,7 +17,7 @@ from trainables.near_names import nearest
 from tuning.config import atomic
 from tuning.config.cards import GIB_BYTES
 from tuning.config.errors import ConfigError, UserCodeError
-from tuning.config.load import BESIDE_RESUME, EXTENDABLE, TOLERANCE
+from tuning.config.load import BESIDE_RESUME, EXTENDABLE, PICK
 from tuning.config.resolve import (
     apply_card,
     check_whole,
@@ -119,8 +119,8 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     changes = {name: getattr(config, name) for name in (*BESIDE_RESUME, "overrides") if name not in kept}
     workload = before.workload.model_copy(update={"options": options})
     changes |= {"workload": workload, "search": _with_more(before.search, config)}
-    if TOLERANCE in typed:
-        changes["pick"] = before.pick.model_copy(update={"tolerance": config.pick.tolerance})
+    asked = {field: getattr(config.pick, field) for key, field in PICK.items() if key in typed}
+    changes["pick"] = before.pick.model_copy(update=asked)
     return folder, before.model_copy(update=changes)
 
 
@@ -143,7 +143,7 @@ def _with_more(before: SearchSection, config: StudyConfig) -> SearchSection:
 
 def reopens(config: StudyConfig, study: Record) -> list[str]:
     """Returns in which parts a study goes on with other than its `study` record has: in "search" more trials or time,
-    in "pick" another tolerance.
+    in "pick" another quality.
     """
     before = from_resolved(study["config"])
     return [name for name in ("search", "pick") if getattr(config, name) != getattr(before, name)]

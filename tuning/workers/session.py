@@ -34,7 +34,7 @@ from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.peers import Peers
 from tuning.workers.running_trial import Attempt, RunningTrial
-from tuning.workers.windows import micro_steps, read_windows, speed, telemetry_of, works_of
+from tuning.workers.windows import micro_steps, pass_samples_of, read_windows, speed, telemetry_of, works_of
 from tuning.workers.worker_config import Following, Shrink, TrialOrder, WorkerConfig
 
 RELOAD_S = 1.0
@@ -233,19 +233,20 @@ class Session:
             if ranks > 1:  # a batch of one micro-step does not tell what gradients take to be averaged, once a batch
                 knobs = {**knobs, "batch_size": max(own.batch_size, 2 * own.micro_batch_size)}
             state = self.prepared(knobs, plan, self.setting.seed)
-            works = works_of(state)
+            works, pass_samples = works_of(state), pass_samples_of(state)
             windows: list[Window] = []
-            steps: list[timing.MicroStep] = []
-            end = ""
-            for window in read_windows(state, self.telemetry):
+            steps, starts_s, end = list[timing.MicroStep](), list[float](), ""
+            for window in read_windows(state, self.telemetry, starts_s):
                 windows.append(window)
                 steps += micro_steps(window, works.before(state, window.micro_steps))
                 if not steps:  # so far only an epoch's last batch, smaller than the others
                     continue
                 known = timing.estimate(timing.once_a_batch(steps) if ranks > 1 else steps, works.mean)
                 sizes = min(own.batch_size, works.samples), own.micro_batch_size
+                whole = speed(windows, starts_s, pass_samples)
+                known = dataclasses.replace(known, pass_s=whole["pass_s"], pass_samples=pass_samples)
                 if works.varies:  # a micro-step has no size that the seconds could be of
-                    known = timing.at_rate(speed(windows)["samples_per_s"], *sizes)
+                    known = timing.at_rate(whole["samples_per_s"], *sizes)
                 rate = known.samples_per_s(*sizes)
                 spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
                 if end := timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s):
@@ -254,7 +255,7 @@ class Session:
                 found.update(outcome=str(Outcome.NO_RESULT), message="train(run) ended before its speed was known")
             else:
                 own_end = end or "the loop ended"
-                found.update(speed(windows), **dataclasses.asdict(known), samples_per_s=rate, end=own_end)
+                found.update({**whole, **dataclasses.asdict(known)}, samples_per_s=rate, end=own_end)
             found.update(peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
             found["telemetry"] = self.telemetry.summary()
         found["wall_s"] = time.perf_counter() - start
@@ -273,12 +274,13 @@ class Session:
         with Attempt(self, found, plan.cap_bytes):
             # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
             state = self.prepared(knobs, plan, self.setting.seed, epoch=1 + seed)
-            windows: list[Window] = []
-            for window in read_windows(state, self.telemetry, dropped=2):
+            windows, starts_s, pass_samples = list[Window](), list[float](), pass_samples_of(state)
+            for window in read_windows(state, self.telemetry, starts_s, dropped=2):
                 windows.append(window)
                 if sum(w.wall_s for w in windows) >= window_s:
                     break
-            found.update(speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
+            found.update(speed(windows, starts_s, pass_samples), active=state.active)
+            found["peak_allocated_bytes"] = state.peak_allocated_bytes
             found["telemetry"] = self.telemetry.summary()
         found["wall_s"] = time.perf_counter() - start
         return found

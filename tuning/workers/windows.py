@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,33 +18,46 @@ from tuning.search.timing import MicroStep
 from tuning.workers.telemetry import TelemetryReader
 
 
-def read_windows(state: training.AnyState, telemetry: TelemetryReader, dropped: int = 1) -> Iterator[Window]:
+def read_windows(
+    state: training.AnyState, telemetry: TelemetryReader, starts_s: list[float], dropped: int = 1
+) -> Iterator[Window]:
     """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes.
+
+    Those left out add to `starts_s`, which is what the beginning of a pass takes, as those read do.
 
     One in which a graph was compiled is left out, too: their own code may compile some, at a new shape even late. So is
     one that has shown that freed memory is to be kept: those after it are faster.
     """
     events = (event for event in training.train(state) if isinstance(event, Window))
-    for _ in range(dropped):
-        next(events, None)
+    for window in itertools.islice(events, dropped):
+        starts_s += window.pass_starts_s
     telemetry.begin()
     state_of_process = precision.graphs_made(), host_memory.is_kept()
     for window in events:
+        starts_s += window.pass_starts_s
         before, state_of_process = state_of_process, (precision.graphs_made(), host_memory.is_kept())
         if state_of_process == before:
             telemetry.read()
             yield window
 
 
-def speed(windows: Sequence[Window]) -> dict[str, Any]:
-    """Returns samples a second over all windows, what a micro-step and an optimiser step take, and the spans."""
+def speed(windows: Sequence[Window], starts_s: Sequence[float] = (), pass_samples: int = 0) -> dict[str, Any]:
+    """Returns samples a second over all windows, what a micro-step and an optimiser step take, and the spans.
+
+    Where the samples of a pass are given, each window has its share of what the beginning of a pass takes (`pass_s`, by
+    `starts_s`), whether one fell into it or not.
+    """
     rates = [w.samples_per_s for w in windows]
     spans = spans_of(windows)
     micro_steps, steps, wall_s, optimizer_s = (spans[n] for n in ("micro_steps", "steps", "wall_s", "optimizer_s"))
+    samples, pass_s = sum(w.samples for w in windows), statistics.median(starts_s) if starts_s else 0.0
+    if pass_samples:
+        wall_s += samples * pass_s / pass_samples - sum(sum(w.pass_starts_s) for w in windows)
     return {
         "windows": rates,
         # All samples over all seconds, not the median of windows: batches differ in length, and their mix is the point.
-        "samples_per_s": sum(w.samples for w in windows) / wall_s if wall_s else None,
+        "samples_per_s": samples / wall_s if wall_s else None,
+        "pass_s": pass_s,
         "optimizer_step_s": optimizer_s / steps if steps else 0.0,
         "micro_step_s": (wall_s - optimizer_s) / micro_steps if micro_steps else 0.0,
         "spans": spans,
@@ -74,8 +88,7 @@ class Works:
 
     def __init__(self, state: loop.State) -> None:
         self._knobs, self._seed = state.config.knobs, state.config.seed
-        dataset = state.resident.dataset(state.config, "train")
-        self.samples, self._lengths = size_of(dataset), state.resident.lengths(state.config, "train")
+        self.samples, self._lengths = pass_samples_of(state), state.resident.lengths(state.config, "train")
         self._epoch = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.mean = statistics.fmean(one.work for one in self._epoch(0) if one.whole)
         """That of a micro-batch, over the whole batches of the first epoch."""
@@ -121,6 +134,11 @@ class SeenWorks:
         self.varies = len(set(sizes)) > 2 or (smaller - 1) * self.samples >= seen
         last = list(state.micro_steps)[-count:]
         return [Planned(1.0, self.varies or size == whole, ends_batch) for size, ends_batch in last]
+
+
+def pass_samples_of(state: training.AnyState) -> int:
+    """Returns the samples of a pass of a run that is prepared."""
+    return state.pass_samples if isinstance(state, OwnState) else size_of(state.resident.dataset(state.config, "train"))
 
 
 def works_of(state: training.AnyState) -> Any:

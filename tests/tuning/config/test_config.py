@@ -50,7 +50,7 @@ def test_no_argument_gives_the_packaged_study():
 def test_the_command_line_wins_over_every_file():
     config = load(EXAMPLE)
     assert (config.search.trials, config.search.seed, config.search.strategy) == (40, 1, "joint")
-    assert (config.budget.name, config.search.max_time_s, config.budget.confirm.seeds) == ("full", None, 3)
+    assert (config.budget.name, config.search.max_time_s, config.budget.confirm.seeds) == ("full", None, 5)
     assert config.space.parameters["num_workers"] == Choice((0, 2, 4))
     assert config.space.parameters["batch_size"] == Range(8, 64, log=True, integer=True)
     assert config.space.fixed["learning_rate"] == 3e-4
@@ -262,6 +262,39 @@ def test_bad_space_of_own_workload_names_its_file(own):
 def test_resolved_survives_json_and_comes_back_equal(argv):
     config = load(argv)
     assert from_resolved(json.loads(json.dumps(resolved(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner", "now"),
+    [
+        ("tpe", "rungs", ("tpe", "reference")),
+        ("gp", "none", ("known", "none")),
+        ("random", "rungs", ("random", "reference")),
+    ],
+)
+def test_what_an_earlier_version_recorded_is_read_as_of_now(sampler, pruner, now):
+    tree = resolved(load(["pick.tolerance=0.01"]))
+    older = {**tree, "pick": {"tolerance": 0.01}, "search": {**tree["search"], "sampler": sampler, "pruner": pruner}}
+    found = from_resolved(json.loads(json.dumps(older)))
+    assert (found.search.sampler, found.search.pruner) == now
+    assert (found.pick.tolerance, found.pick.at_least, found.pick.goal) == (0.01, None, "speed")
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("search.sampler=gp", "known, tpe or random"),
+        ("search.pruner=rungs", "reference or none"),
+        ("pick.goal=best", "speed or quality"),
+        ("pick.at_least=good", "a number"),
+    ],
+)
+def test_settings_of_the_pick_and_search_are_checked(typed, says):
+    with pytest.raises(ConfigError) as raised:
+        load([typed])
+    assert says in raised.value.allowed
+    kept = load(["pick.at_least=0.9", "pick.goal=quality"]).pick
+    assert (kept.tolerance, kept.at_least, kept.goal) == (0.0, 0.9, "quality")
 
 
 def test_recorded_configuration_is_checked_again():

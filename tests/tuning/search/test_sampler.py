@@ -11,7 +11,7 @@ import pytest
 
 from trainables.knobs import Scalar
 from tuning.config.space import Choice, Range, Space
-from tuning.search.sampler import Mode, Observation, Proposal, Sampler, SamplerName
+from tuning.search.sampler import NEIGHBOURS, Mode, Observation, Proposal, Sampler, SamplerName
 
 BOTH: dict[str, Mode] = {"samples_per_s": "max", "accuracy": "max"}
 ONE: dict[str, Mode] = {"accuracy": "max"}
@@ -29,7 +29,7 @@ SMALL = Space(
         "batch_size": Choice((4, 8)),
     }
 )
-NAMES: tuple[SamplerName, ...] = ("tpe", "gp", "random")
+NAMES: tuple[SamplerName, ...] = ("known", "tpe", "random")
 
 
 def proposed(sampler: Sampler) -> Proposal:
@@ -107,7 +107,7 @@ def test_every_ending_is_taken_first_and_later(seen: Observation) -> None:
     assert proposed(sampler).number == 4
 
 
-@pytest.mark.parametrize(("name", "space"), [("tpe", CARD), ("tpe", SMALL), ("random", CARD)])  # gp: test_scheduler.py
+@pytest.mark.parametrize(("name", "space"), [("tpe", CARD), ("tpe", SMALL), ("random", CARD)])
 def test_a_search_rebuilt_from_the_records_goes_on_as_the_first(name: SamplerName, space: Space) -> None:
     first, rebuilt = Sampler(space, BOTH, 7, name=name), Sampler(space, BOTH, 7, name=name)
     for _ in range(9 if space is CARD else 7):
@@ -118,6 +118,21 @@ def test_a_search_rebuilt_from_the_records_goes_on_as_the_first(name: SamplerNam
         rebuilt.replay({n: v for n, v in recorded.items() if n in space.parameters}, seen)
     for _ in range(2):
         assert rebuilt.propose() == first.propose()
+
+
+def test_candidates_are_new_of_the_space_and_some_near_the_given() -> None:
+    sampler, again = Sampler(CARD, ONE, 3), Sampler(CARD, ONE, 3)
+    taken = proposed(sampler).values
+    again.adopt(taken)
+    near: dict[str, Scalar] = {"micro_batch_size": 8, "learning_rate": 1e-4, "num_workers": 2}
+    found = sampler.candidates([near])
+    assert found == again.candidates([near]), "the same records have the same"
+    assert taken not in found
+    assert len({tuple(sorted(values.items())) for values in found}) == len(found)
+    assert all(values[n] in parameter for values in found for n, parameter in CARD.parameters.items())
+    close = [v for v in found if abs(math.log10(float(v["learning_rate"]) / 1e-4)) < 0.8 and v["num_workers"] == 2]
+    assert len(close) > 0.4 * NEIGHBOURS
+    assert len(Sampler(SMALL, ONE, 0).candidates([])) == 9, "of a small space each once"
 
 
 def test_a_replayed_value_that_the_space_lacks_is_left_out() -> None:

@@ -1,20 +1,22 @@
-"""The pick: fastest within the tolerance, and the sentence that says so."""
+"""The pick by one seed: fastest that is as good as the reference; and what the probes alone find."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuning.config.choices import Goal
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Trial
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
-from tuning.search.rule import Baseline, Rule, absolute, best_baseline
-from tuning.search.selection import fastest_probe, fastest_probed, pick
+from tuning.search.rule import Baseline, Rule
+from tuning.search.selection import choose, fastest_probe, fastest_probed, leader, pick, reference_of, rule_of
 
 
 def finished(*rows: tuple[float, float]) -> list[Trial]:
@@ -22,53 +24,32 @@ def finished(*rows: tuple[float, float]) -> list[Trial]:
     return [Trial(f"t{n}", {}, "ok", {"accuracy": quality}, rate) for n, (quality, rate) in enumerate(rows)]
 
 
-def test_the_fastest_within_the_tolerance_is_best() -> None:
-    found = pick(finished((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90)), Rule("accuracy", "max", 0.01))
-    assert (found.best, found.most_accurate, found.front) == ("t2", "t0", ("t3", "t2", "t1", "t0"))
-    assert found.rule == ("of 4 the fastest whose accuracy is within 0.01 of the best seen: 0.91 against 0.92")
+ROWS = ((0.92, 10.0), (0.915, 30.0), (0.91, 40.0), (0.90, 90.0))
+MAJORITY = Baseline("majority class", 0.91)
 
 
-MAJORITY = Baseline("majority class", 0.905)
-
-
-def test_what_is_no_better_than_without_training_is_not_picked_for_its_speed() -> None:
-    of = finished((0.92, 10), (0.915, 30), (0.905, 40), (0.90, 90))
-    found = pick(of, Rule("accuracy", "max", 0.03, MAJORITY))
-    assert found.best == "t1", "the majority class's own accuracy is not better than it"
-    assert found.rule == (
-        "of 4 the fastest whose accuracy is within 0.03 of the best seen and better than majority class (0.905): "
-        "0.915 against 0.92"
-    )
-    assert "majority" not in pick(of, Rule("accuracy", "max", 0.005, MAJORITY)).rule, "nothing was left out for it"
-
-
-def test_where_nothing_is_better_than_without_training_the_tolerance_decides_alone() -> None:
-    rows = finished((0.905, 10), (0.89, 30), (0.80, 90))
-    assert pick(rows, Rule("accuracy", "max", 0.03, MAJORITY)) == pick(rows, Rule("accuracy", "max", 0.03))
-
-
-def test_the_baseline_is_the_best_of_those_known_of_the_objective() -> None:
-    known = {"mean": {"mae": 9.0}, "last": {"mae": 7.0, "rmse": 1.0}, "null": {"mae": None}, "other": {"rmse": 0.5},
-             "flat": 3.0, "nan": {"mae": math.nan}}  # fmt: skip
-    assert best_baseline(known, "mae", "min") == Baseline("last", 7.0)
-    assert best_baseline(known, "mae", "max") == Baseline("mean", 9.0)
-    assert best_baseline(known, "accuracy", "max") is None
-    assert best_baseline({}, "mae", "min") is None
-
-
-def test_without_tolerance_the_most_accurate_is_best_and_ties_go_to_the_faster() -> None:
-    found = pick(finished((0.9, 10), (0.9, 20), (0.8, 99), (0.9, 20)), Rule("accuracy", "max", 0.0))
-    assert found.best == found.most_accurate == "t1"
-    assert found.front == ("t2", "t1", "t3"), "equal ones are all on the front"
-
-
-def test_equally_fast_ones_are_told_apart_by_quality() -> None:
-    assert pick(finished((0.90, 20), (0.91, 20), (0.91, 20)), Rule("accuracy", "max", 0.05)).best == "t1"
-
-
-def test_what_is_not_finite_is_left_out() -> None:
-    found = pick(finished((math.nan, 99), (0.5, math.inf), (0.4, 1)), Rule("accuracy", "max", 0.1))
-    assert (found.best, found.front) == ("t2", ("t2",))
+@pytest.mark.parametrize(
+    ("rows", "rule", "today", "best"),
+    [
+        (ROWS, Rule("accuracy", "max"), 0.915, "t1"),
+        (ROWS, Rule("accuracy", "max", 0.01), 0.915, "t2"),
+        (ROWS, Rule("accuracy", "min"), 0.91, "t3"),
+        (ROWS, Rule("accuracy", "max", 0.01), None, "t2"),  # without a reference, of the best
+        (ROWS, Rule("accuracy", "max"), 0.99, "t0"),  # nobody is as good: the most accurate
+        (ROWS, Rule("accuracy", "max", at_least=0.90), 0.99, "t3"),
+        (ROWS, Rule("accuracy", "max", 0.05, MAJORITY), 0.92, "t1"),  # what is no better than without training
+        (ROWS, Rule("accuracy", "max", 0.05, Baseline("mean", 0.95)), 0.92, "t3"),  # nothing is: the tolerance alone
+        (ROWS, Rule("accuracy", "max", goal="quality"), 0.90, "t1"),  # the best that is no slower than 20 a second
+        (((0.9, 10.0), (0.9, 20.0), (0.8, 99.0), (0.9, 20.0)), Rule("accuracy", "max"), 0.9, "t1"),
+        (((0.90, 20.0), (0.91, 20.0), (0.91, 20.0)), Rule("accuracy", "max"), 0.8, "t1"),  # equally fast: the better
+        (((math.nan, 99.0), (0.5, math.inf), (0.4, 1.0)), Rule("accuracy", "max"), 0.1, "t2"),
+    ],
+)
+def test_pick_is_the_fastest_that_is_as_good(rows: Any, rule: Rule, today: float | None, best: str) -> None:
+    found = pick(finished(*rows), rule, today, 20.0)
+    assert found is not None
+    assert found.best == best
+    assert rule.words in found.rule
 
 
 @settings(max_examples=50, deadline=None)
@@ -77,41 +58,65 @@ def test_what_is_not_finite_is_left_out() -> None:
     st.floats(0, 0.5),
     st.sampled_from(["min", "max"]),
     st.none() | st.floats(0, 1),
+    st.floats(0, 1),
+    st.sampled_from(["speed", "quality"]),
 )
-def test_nothing_faster_is_within_the_tolerance_and_better_than_without_training(
-    rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None
+def test_nothing_as_good_is_faster_than_the_pick(
+    rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None, today: float, goal: Goal
 ) -> None:
-    baseline = None if untrained is None else Baseline("mean", untrained)
-    found = pick(finished(*rows), Rule("accuracy", mode, tolerance, baseline))
+    rule = Rule("accuracy", mode, tolerance, None if untrained is None else Baseline("mean", untrained), goal=goal)
+    found = pick(finished(*rows), rule, today, 50.0)
+    assert found is not None
+    quality, per_s = rows[int(found.best[1:])]
+    able = [row for row in rows if rule.admits(rule.gain(row[0], today))]
+    able = [row for row in able if rule.beats_baseline(row[0])] or able
+    if goal == "quality":
+        able = [row for row in able if row[1] >= 50.0]
+        assert not able or not any(rule.is_better(row[0], quality) for row in able)
+    else:
+        assert not able or per_s == max(row[1] for row in able)
+    assert not able or (quality, per_s) in able
+    best = (min if mode == "min" else max)(own for own, _ in rows)
+    assert rows[int(found.most_accurate[1:])][0] == best
     sign = 1 if mode == "min" else -1
-    least = min(sign * quality for quality, _ in rows)
-    bar = math.inf if untrained is None or least >= sign * untrained - 1e-8 else sign * untrained - 1e-8
-    within = [rate for quality, rate in rows if sign * quality - least <= tolerance and sign * quality < bar]
-    chosen = rows[int(found.best[1:])]
-    assert chosen[1] >= max(within)
-    assert sign * chosen[0] < bar + 1e-8
-    assert sign * chosen[0] - least <= tolerance + 1e-8
-    assert rows[int(found.front[0][1:])][1] == max(rate for _, rate in rows)
-    costs = [(sign * quality, -rate) for quality, rate in rows]
+    costs = [(sign * own, -rate) for own, rate in rows]
     beaten = [any(a <= cost and b <= slow and (a, b) != (cost, slow) for a, b in costs) for cost, slow in costs]
     assert sorted(found.front) == sorted(f"t{n}" for n, is_beaten in enumerate(beaten) if not is_beaten)
 
 
-@given(st.lists(st.floats(-50, 50), min_size=1), st.floats(0, 100), st.sampled_from(["min", "max"]))
-def test_a_percentage_is_a_share_of_the_best_quality_and_a_number_is_itself(
-    qualities: list[float], share: float, mode: str
-) -> None:
-    best = min(qualities) if mode == "min" else max(qualities)
-    found = absolute(f"{share}%", [*qualities, math.nan], mode)
-    assert found == pytest.approx(abs(best) * share / 100)
-    assert absolute(share, qualities, mode) == share
-    assert absolute("2%", [], mode) == 0.0
+def test_rule_and_reference_are_read_from_the_records(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    assert rule_of(journal.records) is leader(journal.records) is None
+    asked = {"tolerance": "10%", "at_least": None, "goal": "quality"}
+    opening = {"objectives": {"error": "min"}, "baselines": {"mean": {"error": 9.0}}}
+    journal.append("study", **opening, config={"pick": asked})
+    rule = rule_of(journal.records)
+    assert rule == Rule("error", "min", 0.0, Baseline("mean", 9.0), None, "quality"), "no reference: 10% of nothing"
+    journal.append("trial_start", trial="t0", config={}, named="before", beside=True)
+    for trial, outcome, error, rate in (
+        ("t0", "ok", 2.0, 50.0),
+        ("t1", "ok", 2.15, 60.0),
+        ("t2", "stopped", 0.0, 99.0),
+    ):
+        journal.append("trial", trial=trial, config={}, outcome=outcome, values={"error": error}, samples_per_s=rate)
+    rule, reference = rule_of(journal.records), reference_of(journal.records)
+    assert rule is not None
+    assert (rule.tolerance, reference and reference.id) == (pytest.approx(0.2), "t0")
+    best = leader(journal.records)
+    assert best is not None
+    assert best.id == "t1", "of those that ran to their end, the reference left out"
+    assert choose([r for r in journal.records if r.get("trial") != "t1"], rule) is None
+    journal.append("study", **opening, config={"pick": {"tolerance": 0.01}})
+    older = rule_of(journal.records)
+    assert older is not None
+    assert (older.tolerance, older.at_least, older.goal) == (0.01, None, "speed")
+    journal.close()
 
 
 SPACE = Space.of({"batch_size": [16, 64], "micro_batch_size": [16, 64], "num_workers": [0, 2], "learning_rate": 0.1})
 
 
-def test_of_probes_alone_the_best_so_far_learns_what_is_trained_today(tmp_path: Path) -> None:
+def test_best_probe_learns_what_is_trained_today(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     today = {"batch_size": 32, "micro_batch_size": 16, "num_workers": 0, "learning_rate": 0.3}
     other = {**today, "batch_size": 64, "learning_rate": 0.1}
@@ -131,7 +136,7 @@ def test_of_probes_alone_the_best_so_far_learns_what_is_trained_today(tmp_path: 
     journal.close()
 
 
-def test_of_probes_alone_a_micro_batch_that_ran_out_of_memory_is_not_picked(tmp_path: Path) -> None:
+def test_probed_pick_has_no_micro_batch_that_ran_out_of_memory(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     fast = {"batch_size": 64, "micro_batch_size": 64, "num_workers": 2, "learning_rate": 0.1}
     slow = {**fast, "micro_batch_size": 16, "num_workers": 0}
@@ -147,9 +152,7 @@ def test_of_probes_alone_a_micro_batch_that_ran_out_of_memory_is_not_picked(tmp_
 
 
 @pytest.mark.parametrize(("before_per_s", "workers"), [(900.0, 2), (1100.0, 4)], ids=["probed", "before"])
-def test_what_is_trained_today_stays_where_no_system_knobs_beat_it(
-    tmp_path: Path, before_per_s: float, workers: int
-) -> None:
+def test_today_stays_where_no_system_knobs_beat_it(tmp_path: Path, before_per_s: float, workers: int) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     found = {"batch_size": 16, "micro_batch_size": 16, "num_workers": 2, "learning_rate": 0.1}
     before = {**found, "num_workers": 4}  # beside the space
@@ -157,16 +160,16 @@ def test_what_is_trained_today_stays_where_no_system_knobs_beat_it(
         steps = {"micro_step_s": 16 / rate, "optimizer_step_s": 0.0, "samples_per_s": rate}
         journal.append("probe", name=name, config=knobs, outcome="ok", **steps)
     guard = MemoryGuard(None, {})
-    picked = fastest_probed(journal.records, SPACE, guard, before, is_before=True)
+    picked = fastest_probed(journal.records, SPACE, guard, before, named="before")
     assert picked is not None
     assert picked["num_workers"] == workers
     unmeasured = [r for r in journal.records if r.get("name") != "before"]
-    stays = fastest_probed(unmeasured, SPACE, guard, before, is_before=True)
+    stays = fastest_probed(unmeasured, SPACE, guard, before, named="before")
     assert stays is not None
     assert stays["num_workers"] == 4, "time was over before it was probed itself"
     journal.append("probe", name="before", config=before, outcome="oom", samples_per_s=None)
     failed = [r for r in journal.records if r.get("name") != "before" or r["outcome"] == "oom"]
-    runs = fastest_probed(failed, SPACE, guard, before, is_before=True)
+    runs = fastest_probed(failed, SPACE, guard, before, named="before")
     assert runs is not None
     assert runs["num_workers"] == 2, "what does not run is no pick"
     plain = fastest_probed(journal.records, SPACE, guard, before)

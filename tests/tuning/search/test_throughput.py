@@ -36,6 +36,19 @@ def test_a_batch_in_one_piece_is_expected_between_the_probes_of_smaller_and_larg
     assert [c.system["micro_batch_size"] for c in Speeds([small, large]).ranked({"batch_size": 64})] == [64, 16]
 
 
+@pytest.mark.parametrize(("pass_samples", "workers"), [(640, 0), (64_000, 1)])
+def test_a_short_pass_is_judged_with_what_starts_anew_in_each(pass_samples: int, workers: int) -> None:
+    ended = {"outcome": "ok", "samples_per_s": 1.0, "optimizer_step_s": 0.0}
+    config = {"batch_size": 64, "micro_batch_size": 64}
+    plain = {**ended, "config": {**config, "num_workers": 0}, "micro_step_s": 0.02}
+    forks = {**ended, "config": {**config, "num_workers": 1}, "micro_step_s": 0.01}
+    forks |= {"pass_s": 0.25, "pass_samples": pass_samples}
+    found = probed([Record(0, "", "probe", one) for one in (plain, forks)])  # the first is of an older study
+    best = Speeds(found).ranked({"batch_size": 64})[0]
+    assert best.system["num_workers"] == workers
+    assert found[1].at_batch_size(64) == pytest.approx(64 / (0.01 + 0.25 * 64 / pass_samples))
+
+
 @given(micro=positive, optimizer=positive, times=st.integers(1, 20))
 def test_speed_never_falls_with_whole_micro_batches(micro: float, optimizer: float, times: int) -> None:
     found = probe(micro, optimizer)

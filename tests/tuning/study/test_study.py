@@ -34,9 +34,11 @@ from tuning.journal.records import Journal, Record, last, stage_done
 from tuning.memory import groups
 from tuning.report import export, report, sentences, summary, text
 from tuning.search.protocols import TrialPlan
-from tuning.search.selection import choose, far_from_best, rule_of
+from tuning.search.rule import Baseline, Rule
+from tuning.search.scheduler import TrialScheduler
+from tuning.search.selection import rule_of
 from tuning.study import picking, setup, study
-from tuning.study.limits import Limits
+from tuning.study.limits import FEWEST_STEPS, Limits
 from tuning.workers import executors, machine, nvml
 from tuning.workers.nodes import Node
 from tuning.workers.nvml import Gpu
@@ -446,31 +448,38 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_command_line(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("max_time", "typed", "start_per_s", "before"),
+    ("typed", "name"),
     [
-        ("null", ["named.before.learning_rate=0.5"], 200.0, True),
-        ("100s", ["named.before.learning_rate=0.5"], 200.0, True),
-        ("20s", ["named.before.learning_rate=0.5"], 200.0, False),  # half of 20 s less confirming and the report
-        ("20s", ["named.before.learning_rate=0.5"], 100.0, True),  # the plain start in its place takes as long
-        ("null", [], 200.0, False),  # of a workload of ours, and nobody's at hand
+        (["named.before.learning_rate=0.5"], "before"),
+        ([], "plain defaults"),  # `before` of a workload of ours is nobody's at hand
+        ([f"workload={MINE}"], "before"),
     ],
 )
-def test_the_search_begins_with_what_the_user_has_unless_it_takes_over_half_of_its_time(
-    tmp_path: Path, max_time: str, typed: list[str], start_per_s: float, before: bool
-) -> None:
-    limited = [f"search.max_time={max_time}", "budget.train_epochs=10"]
-    made, journal, _ = opened(tmp_path, *limited, *typed, started=time.monotonic())
-    knobs = dict(made._config.named["before"])
-    probed = {"micro_step_s": 1.0, "optimizer_step_s": 0.0, "samples_per_s": 100.0, "outcome": "ok"}
-    size = min(int(knobs["batch_size"]), int(knobs["micro_batch_size"]))
-    journal.append("probe", name="before", config=knobs, **{**probed, "micro_step_s": size / 100})
-    start = groups.defaults(made._config.space)
-    size = groups.micro_batch_of(start)
-    journal.append("probe", config=start, **{**probed, "micro_step_s": size / start_per_s})
+def test_reference_is_what_is_trained_today_as_it_stands(tmp_path: Path, typed: list[str], name: str) -> None:
+    made, journal, _ = opened(tmp_path, *typed, started=time.monotonic())
     limits = made._limits
-    assert (limits.terms().before == knobs) == before
-    assert limits.terms().today == (knobs if typed else None)
-    assert limits.before() == (knobs if typed else None)
+    assert (limits.terms().reference_name, limits.terms().reference) == limits.reference()
+    assert limits.reference()[0] == name
+    own = made._config.named["before"] if name == "before" else groups.plain_defaults(made._config.space)
+    reference = limits.reference()[1]
+    assert {n: reference.get(n, v) for n, v in own.items()} == own
+    assert (limits.before() is None) == (name != "before")
+    journal.close()
+
+
+@pytest.mark.parametrize(("rate", "is_short"), [(1.0, True), (1e4, False)])
+def test_reference_takes_a_fifth_of_the_search_at_most(tmp_path: Path, rate: float, is_short: bool) -> None:
+    asked = ["search.max_time=1000s", "budget.train_epochs=auto", "named.before.batch_size=1", "knobs.batch_size=[1,2]"]
+    made, journal, _ = opened(tmp_path, *asked, started=time.monotonic())
+    steps = {"optimizer_step_s": 0.0, "outcome": "ok"}
+    reference = made._limits.reference()[1]
+    journal.append("probe", name="before", config=reference, samples_per_s=rate, micro_step_s=1 / rate, **steps)
+    fast = {**reference, "batch_size": 2, "micro_batch_size": 2}
+    journal.append("probe", name=None, config=fast, samples_per_s=5000.0, micro_step_s=2 / 5000, **steps)
+    horizon, search_s = made._limits.horizon(), 1000.0 * (1 - study.SHARE)
+    least = FEWEST_STEPS * groups.defaults(made._config.space)["batch_size"]
+    assert horizon <= max(least, search_s / 5 * rate)
+    assert (horizon < 0.5 * 5000 * search_s / PLANNED_TRIALS) == is_short
     journal.close()
 
 
@@ -605,159 +614,183 @@ def test_a_target_without_a_cluster_and_a_dashboard_beside_one_are_refused() -> 
         setup.checked(load.load(["workload=nli", "cluster=auto", "dashboard=true"]))
 
 
-class Seeded(FormulaProfiler):
-    """A profiler on which the errors of learning rates by fresh seeds are given; others do not come to their end."""
+class InTurn:
+    """An executor that trains one trial after another by the formula of a profiler."""
 
-    def __init__(self, errors: dict[float, float]) -> None:
+    def __init__(self, profiler: FormulaProfiler) -> None:
+        self._profiler = profiler
+
+    def run(self, scheduler: TrialScheduler, plan: TrialPlan) -> None:
+        """Runs trials until the scheduler has no more."""
+        while (request := scheduler.next_trial()) is not None:
+            for samples in plan.milestones:
+                found = self._profiler.train(request.knobs, samples, (samples,), request.seed)
+                found |= {"samples": samples, "knobs": dict(request.knobs), "ooms": []}
+                if samples == plan.samples or not scheduler.at_rung(request.trial, found):
+                    scheduler.ended(request.trial, found)
+                    break
+
+
+class Learning(FormulaProfiler):
+    """A profiler whose error is a formula of batch and learning rate; what `spoils` has another batch than 32."""
+
+    def __init__(self, spoils: float = 0.0, drifts: bool = True) -> None:
         super().__init__()
-        self.errors = errors
+        self.spoils, self.drifts = spoils, drifts
+
+    def micro_step_s(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns what makes large batches faster by far; processes of the loader save time if it `drifts`."""
+        workers = {} if self.drifts else {"num_workers": 0}
+        return 0.05 + super().micro_step_s({**knobs, **workers})
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
     ) -> dict[str, Any]:
-        """Returns the learning rate's error."""
-        found = {**super().train(knobs, samples, milestones, seed), "train_s": 1.0}
-        error = self.errors.get(float(knobs["learning_rate"]))
-        return {**found, "values": {"error": error}} if error is not None else {**found, "outcome": "diverged"}
+        """Returns the error."""
+        size, rate = int(knobs["batch_size"]), float(knobs["learning_rate"])
+        error = 0.2 + 0.05 * abs(math.log(rate / 3e-3)) + self.spoils * (size != 32) + 0.002 * math.sin(seed)
+        found = super().train(knobs, samples, milestones, seed)
+        return {**found, "values": {"error": error}, "train_s": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("errors", "best", "says"),
-    [
-        ({0.1: 0.25, 0.2: 0.255}, "t1", "of 2 confirmed on 3 fresh seeds the fastest whose mean error is within 0.01"),
-        ({0.1: 0.25, 0.2: 0.31}, "t0", "of 2 confirmed on 3 fresh seeds the fastest whose mean error is within 0.01"),
-        ({0.2: 0.25}, "t1", "confirmed on 3 fresh seeds: 0.25"),
-        ({}, "t0", "no training on fresh seeds came to its end"),
-    ],
-)
-def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
-    tmp_path: Path, errors: dict[float, float], best: str, says: str
-) -> None:
-    made, journal, said = opened(tmp_path, "search.max_time=null", started=time.monotonic())
-    profiler = Seeded(errors)
-    for trial, learning_rate, error, rate, batch in (("t0", 0.1, 0.2, 10.0, 8), ("t1", 0.2, 0.215, 90.0, 64)):
-        config = {"learning_rate": learning_rate, "batch_size": batch, "micro_batch_size": batch}
-        own = {"outcome": "ok", "values": {"error": error}, "samples_per_s": rate}
-        journal.append("trial", trial=trial, config=config, **own)
+def searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiler: FormulaProfiler, *typed: str
+) -> tuple[study._Study, Journal, io.StringIO]:
+    """Returns a study of formulas that has searched, its journal, and what it says."""
+    monkeypatch.setattr(executors, "executor", lambda *_: contextlib.nullcontext(InTurn(profiler)))
+    knobs = ["knobs.batch_size=[16,32,64]", "knobs.micro_batch_size=[16,32,64]", "knobs.amp_dtype=fp32"]
+    asked = ["search.max_time=null", "search.trials=8", *knobs, *typed]
+    made, journal, said = opened(tmp_path, *asked, started=time.monotonic())
+    made.measure(profiler)  # type: ignore[arg-type]
+    made.search(profiler, setup.setting_of(made._config))  # type: ignore[arg-type]
+    return made, journal, said
+
+
+PICKS: Mapping[str, tuple[Learning, list[str], str, int]] = {
+    "faster": (Learning(), [], "faster", 64),
+    "system": (Learning(spoils=1.0), [], "system", 32),
+    "reference": (Learning(spoils=1.0, drifts=False), [], "reference", 32),
+    "faster by a tolerance": (Learning(spoils=0.5), ["pick.tolerance=0.6"], "faster", 64),
+    "faster by a quality": (Learning(spoils=0.5), ["pick.at_least=0.9"], "faster", 64),
+    "better": (Learning(), ["pick.goal=quality"], "faster", 64),
+    "beside before": (Learning(), ["named.before.batch_size=16", "named.before.learning_rate=0.001"], "faster", 64),
+}
+
+
+@pytest.mark.parametrize("case", PICKS)
+def test_whole_study_ends_with_a_pick_of_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    profiler, typed, kind, size = PICKS[case]
+    made, journal, said = searched(tmp_path, monkeypatch, profiler, *typed)
     made.confirm(profiler)  # type: ignore[arg-type]
+    (pick,) = [r for r in journal.records if r.event == "pick"]
+    assert (pick["kind"], pick["config"]["batch_size"]) == (kind, size)
+    assert pick["reference"] == ("before" if "before" in case else "plain defaults")
+    assert (pick["best"] != "") == (kind == "faster")
+    rates = {
+        name: [r["samples_per_s"] for r in journal.records if r.event == "window" and r["config"] == config]
+        for name, config in (("pick", pick["config"]), ("reference", made._limits.reference()[1]))
+    }
+    assert len(rates["pick"]) >= 5
+    assert min(rates["pick"]) >= max(rates["reference"]), "in turns it is no slower"
+    if kind == "faster":
+        gains = pick["gains"][pick["best"]]
+        assert len(gains) >= 3
+        rule = rule_of(journal.records)
+        assert rule is not None
+        assert rule.admits(sum(gains) / len(gains))
+    known = len(journal.records)
+    made.confirm(profiler)  # type: ignore[arg-type]
+    assert len(journal.records) == known
+    made.publish()
     found = summary.from_records(journal.records)
     assert found.best is not None
-    assert (found.best.trial, says in found.rule) == (best, True)
-    windows = [r for r in journal.records if r.event == "window" and r["name"] in ("best", best)]
-    assert [r["config"]["learning_rate"] for r in windows] == [0.1 if best == "t0" else 0.2] * 5
-    assert found.best.throughput is not None
-    assert len(found.best.throughput.windows) == 5
-    if errors:
-        assert found.best.trained is not None
-        assert found.best.quality["error"].mean == pytest.approx(errors[0.1 if best == "t0" else 0.2])
-        assert len(found.best.quality["error"].by_seed) == 3
-    assert ("takes the place of t0" in " ".join(said.getvalue().split())) == (best == "t1")
-    before = len(journal.records)
-    made.confirm(profiler)  # type: ignore[arg-type]
-    assert len(journal.records) == before
+    assert found.best.trial == pick["best"]
+    assert best_file.read(tmp_path / "best.yaml").knobs["batch_size"] == size
+    assert (tmp_path / "report.html").exists()
+    assert journal.records[-1].event == "stop"
     journal.close()
 
 
-def test_of_trainings_that_all_had_the_seed_of_the_script_none_is_called_fresh(tmp_path: Path) -> None:
-    made, journal, _ = opened(tmp_path, "search.max_time=null", started=time.monotonic())
-
-    class OneSeed(Seeded):
+def test_trainings_that_set_their_own_seed_are_not_called_fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OneSeed(Learning):
         def train(self, *asked: Any, **named: Any) -> dict[str, Any]:
             return {**super().train(*asked, **named), "active": {"seed": 7}}
 
-    own = {"outcome": "ok", "values": {"error": 0.25}, "samples_per_s": 10.0, "active": {"seed": 7}, "seed": 0}
-    journal.append("trial", trial="t0", config={"learning_rate": 0.1, "batch_size": 8}, **own)
-    made.confirm(OneSeed({0.1: 0.25}))  # type: ignore[arg-type]
+    profiler = OneSeed()
+    made, journal, _ = searched(tmp_path, monkeypatch, profiler)
+    made.confirm(profiler)  # type: ignore[arg-type]
     found = summary.from_records(journal.records)
-    assert found.rule.endswith("; trained again on the seed that train(run) sets itself: 0.25")
+    assert "train(run) sets its seed itself" in found.rule
     assert found.best is not None
     assert found.best.quality["error"].low is None, "one training, however often, is no range"
-    console = Console(width=200)
-    with console.capture() as told:
-        console.print(*text.summary(found))
-    assert "0.250: one seed, which train(run) sets itself" in told.get()
-    assert "fresh seed" not in told.get()
     journal.close()
 
 
-class Turned(Seeded):
-    """A profiler of whose loader processes one is fast in probes, and is slow in turns."""
-
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-        """Returns about twice the formula's speed but for one process."""
-        found, times = super().window(knobs, window_s, seed), 1.0 if knobs.get("num_workers") == 1 else 2.0
-        return {**found, "samples_per_s": found["samples_per_s"] * times * (1 + seed / 1000)}
-
-
-@pytest.mark.parametrize(("workers", "trains"), [(0, True), (0, False), (3, True)])
-def test_a_before_that_was_faster_in_turns_by_system_knobs_of_the_space_alone_is_the_pick(
-    tmp_path: Path, workers: int, trains: bool
+def test_today_s_system_knobs_are_the_pick_s_if_faster_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Turned(Learning):
+        """Loader processes are fast in probes, and slow in turns."""
+
+        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+            found = super().window(knobs, window_s, seed)
+            return {**found, "samples_per_s": found["samples_per_s"] * (0.5 if knobs.get("num_workers") else 1)}
+
+    profiler = Turned()
+    made, journal, _ = searched(tmp_path, monkeypatch, profiler)
+    made.confirm(profiler)  # type: ignore[arg-type]
+    (pick,) = [r for r in journal.records if r.event == "pick"]
+    assert (pick["kind"], pick["config"]["num_workers"]) == ("faster", 0)
+    searched_knobs = next(r["config"] for r in journal.records if r.event == "trial" and r["trial"] == pick["best"])
+    assert searched_knobs["num_workers"] == 2
+    journal.close()
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_probed_pick_has_the_system_knobs_that_turns_tell_faster(tmp_path: Path, workers: int) -> None:
+    class Turned(FormulaProfiler):
+        """Of loader processes one is fast in probes, and slow in turns."""
+
+        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+            found, times = super().window(knobs, window_s, seed), 1.0 if knobs.get("num_workers") == 1 else 2.0
+            return {**found, "samples_per_s": found["samples_per_s"] * times * (1 + seed / 1000)}
+
     today = {"learning_rate": 0.1, "batch_size": 16, "micro_batch_size": 16, "num_workers": workers}
     typed = [f"named.before.{name}={value}" for name, value in today.items()]
-    typed += [f"workload={MINE}", "search.max_time=null", f"search.trials={4 if trains else 0}"]
+    typed += [f"workload={MINE}", "search.max_time=null", "search.trials=0"]
     made, journal, _ = opened(tmp_path, *typed, started=time.monotonic())
-    profiler = Turned({0.1: 0.25})
-    made.measure(profiler)  # type: ignore[arg-type]
-    if trains:
-        trial = {"config": {**today, "num_workers": 1}, "values": {"error": 0.25}, "samples_per_s": 999.0}
-        journal.append("trial", trial="t0", outcome="ok", seed=0, **trial)
-    made.confirm(profiler)  # type: ignore[arg-type]
+    made.measure(Turned())  # type: ignore[arg-type]
+    made.confirm(Turned())  # type: ignore[arg-type]
     found = summary.from_records(journal.records)
-    kept = "keep before: it is faster and learns the same" in sentences.answer(found)
-    gain = found.gain("best", "before")
     assert found.best is not None
-    assert gain is not None
     is_inside = workers == 0  # the space has none or one
-    assert (found.best.config["num_workers"], kept, gain.is_told) == (int(not is_inside), not is_inside, not is_inside)
-    assert best_file.read(export.write_all(found, tmp_path)[0]).knobs["num_workers"] == int(not is_inside)
-    if is_inside:
-        assert found.best.throughput == found.named["before"].throughput
-        assert found.best.trained is None, "its trainings had other loader processes"
-        assert found.best.peak_allocated_bytes == found.named["before"].peak_allocated_bytes
-        assert any("before was" in note and "the pick has those of before" in note for note in found.notes)
-    assert (found.best.trial, "error" in found.best.quality) == ("t0" if trains else "", trains)
+    assert found.best.config["num_workers"] == int(not is_inside)
+    assert any("the pick has those of before" in note for note in found.notes) == is_inside
+    assert found.best.trial == ""
     journal.close()
 
 
-@pytest.mark.parametrize(("limit", "has_time"), [("4m", True), ("9s", False)])  # of 9 s not enough is left for it
-def test_another_tolerance_has_the_pick_made_anew_and_the_search_left_as_it_is(
-    tmp_path: Path, limit: str, has_time: bool
+def test_another_tolerance_makes_the_pick_anew_and_not_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, journal, _ = opened(tmp_path, "search.max_time=4m", started=time.monotonic())
-    for trial, learning_rate, error, rate in (("t0", 0.1, 0.02, 10.0), ("t1", 0.2, 0.07, 90.0)):
-        config = {"learning_rate": learning_rate, "batch_size": 8, "micro_batch_size": 8}
-        journal.append(
-            "trial", trial=trial, config=config, outcome="ok", values={"error": error}, samples_per_s=rate, seed=0
-        )
-    with made._stage("search"):
-        pass
-    profiler = Seeded({0.1: 0.02, 0.2: 0.07})
+    profiler = Learning(spoils=0.5)
+    made, journal, _ = searched(tmp_path, monkeypatch, profiler)
     made.confirm(profiler)  # type: ignore[arg-type]
-    first = summary.from_records(journal.records)
-    assert first.best is not None
-    assert first.best.trial == "t0"
-
-    before = {**journal.records[0].fields}
-    before["config"] = {**before["config"], "search": {**before["config"]["search"], "max_time": limit}}
-    journal.append("study", **before)
-    wide = resolve.from_resolved(before["config"])
-    wide = wide.model_copy(update={"pick": wide.pick.model_copy(update={"tolerance": 0.06}), "card": made._config.card})
-    for _ in range(2):  # as where it is broken off before it has confirmed
-        late = time.monotonic() - 1000.0  # its time was over long ago
-        again = study._Study(wide, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, tmp_path, late)
+    assert [r["kind"] for r in journal.records if r.event == "pick"] == ["system"]
+    before = sum(r.event == "trial" for r in journal.records)
+    wide = made._config.model_copy(update={"pick": made._config.pick.model_copy(update={"tolerance": 0.6})})
+    for _ in range(2):  # as if it is broken off before it has confirmed
+        terminal = Terminal(out=io.StringIO(), err=io.StringIO(), env={})
+        again = study._Study(wide, terminal, journal, tmp_path, time.monotonic())
         again.open({**FACTS, "baselines": {}}, setup.setting_of(wide))
     assert stage_done(journal.records, "search")
     assert not stage_done(journal.records, "confirm")
     again.confirm(profiler)  # type: ignore[arg-type]
-    found = summary.from_records(journal.records)
-    assert found.best is not None
-    assert found.best.trial == ("t1" if has_time else "t0")
-    if has_time:
-        assert any(note.startswith("t1 is the fastest within pick.tolerance=0.06") for note in found.notes)
-    else:
-        assert found.rule.startswith("t0, since t1 was trained on no fresh seed in the time left; confirmed on 3")
-    assert len([r for r in journal.records if r.event == "trial"]) == 2
+    picks = [r for r in journal.records if r.event == "pick"]
+    assert [(r["kind"], r["tolerance"]) for r in picks] == [("system", 0.0), ("faster", 0.6)]
+    assert sum(r.event == "trial" for r in journal.records) == before
     journal.close()
 
 
@@ -774,24 +807,15 @@ def test_what_was_noted_of_a_pick_that_another_replaced_is_not_in_the_report(tmp
     assert [note for note in notes if note.startswith("of ")] == ["of the machine", "of the second"]
 
 
-@pytest.mark.parametrize(("errors", "best"), [({0.1: 0.2, 0.2: 0.205}, "t0"), ({0.1: 0.2, 0.2: 0.203}, "t1")])
-def test_the_pick_is_better_than_the_workloads_baseline_by_one_seed_and_confirmed(
-    tmp_path: Path, errors: dict[float, float], best: str
-) -> None:
+def test_baselines_of_the_workload_are_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     baselines = {"mean": {"error": 0.9}, "last": {"error": 0.204}, "none": {"error": float("nan")}}
-    made, journal, _ = opened(tmp_path, "search.max_time=null", started=time.monotonic(), baselines=baselines)
-    for trial, learning_rate, error, rate in (("t0", 0.1, 0.2, 10.0), ("t1", 0.2, 0.205, 90.0)):
-        config = {"learning_rate": learning_rate, "batch_size": int(rate), "micro_batch_size": int(rate)}
-        own = {"outcome": "ok", "values": {"error": error}, "samples_per_s": rate}
-        journal.append("trial", trial=trial, config=config, **own)
-    picked = choose(journal.records, rule_of(journal.records, made._config.pick.tolerance))
-    assert picked is not None
-    assert picked.best == "t0"
-    assert "within 0.01 of the best seen and better than last (0.204): 0.2 against 0.2" in picked.rule
-    made.confirm(Seeded(errors))  # type: ignore[arg-type]
-    found = summary.from_records(journal.records)
-    assert found.best is not None
-    assert (found.best.trial, "better than last (0.204)" in found.rule) == (best, best == "t0")
+    asked = ["search.max_time=null", "pick.tolerance=10%", "pick.goal=quality"]
+    made, journal, _ = opened(tmp_path, *asked, started=time.monotonic(), baselines=baselines)
+    journal.append("trial_start", trial="t000", config={}, named="plain defaults", beside=True)
+    own = {"outcome": "ok", "values": {"error": 2.0}, "samples_per_s": 9.0}
+    journal.append("trial", trial="t000", config={}, **own)
+    rule = rule_of(journal.records)
+    assert rule == Rule("error", "min", 0.2, Baseline("last", 0.204), None, "quality")
     journal.close()
 
 
@@ -912,37 +936,30 @@ def test_without_trials_the_pick_is_the_fastest_system_knobs_with_every_other_kn
     journal.close()
 
 
-def with_before_beside(tmp_path: Path, outcome: str) -> tuple[study._Study, Journal]:
-    """Returns a study after its search: `before`, which the space lacks, came to its end, and its one trial did not."""
+@pytest.mark.parametrize("outcome", ["cut", "crash"])
+def test_reference_that_alone_came_to_its_end_has_a_pick(tmp_path: Path, outcome: str) -> None:
     made, journal, _ = opened(tmp_path, "search.max_time=null", started=time.monotonic())
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
-    start = groups.defaults(made._config.space)
+    today = made._limits.reference()[1]
     ended = {"outcome": "ok", "values": {"error": 0.2}, "samples_per_s": 9.0, "message": "", "seed": 0}
-    journal.append("trial_start", trial="t000", config={**start, "batch_size": 24}, named="before", beside=True)
-    journal.append("trial", trial="t000", config={**start, "batch_size": 24}, **ended)
+    journal.append("trial_start", trial="t000", config=today, named="plain defaults", beside=True)
+    journal.append("trial", trial="t000", config=today, **ended)
     lost = {"outcome": outcome, "values": {}, "samples_per_s": None, "message": "it is gone", "seed": 0}
-    journal.append("trial_start", trial="t001", config=start)
-    journal.append("trial", trial="t001", config=start, **lost)
-    return made, journal
-
-
-def test_where_only_a_before_that_the_space_lacks_came_to_its_end_the_pick_is_what_the_probes_found(
-    tmp_path: Path,
-) -> None:
-    made, journal = with_before_beside(tmp_path, "cut")
+    journal.append("trial_start", trial="t001", config=today)
+    journal.append("trial", trial="t001", config=today, **lost)
     made.confirm(FormulaProfiler())  # type: ignore[arg-type]
-    found = summary.from_records(journal.records)
-    assert found.best is not None
-    assert found.best.config["num_workers"] == 2
-    assert "of the search came to its end" in found.rule
-    assert "nothing was trained" not in found.rule
-    assert best_file.read(export.write_all(found, tmp_path)[0]).knobs["num_workers"] == 2
-    assert "nothing was trained" not in " ".join(sentences.answer(found))
+    (pick,) = [r for r in journal.records if r.event == "pick"]
+    assert (pick["best"], pick["kind"], pick["config"]["num_workers"]) == ("", "system", 2)
     journal.close()
 
 
-def test_where_the_trials_of_the_search_failed_it_is_said_of_them_and_not_of_before(tmp_path: Path) -> None:
-    made, journal = with_before_beside(tmp_path, "crash")
+def test_study_without_reference_and_trials_that_failed_has_no_pick(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, "search.max_time=null", started=time.monotonic())
+    made.measure(FormulaProfiler())  # type: ignore[arg-type]
+    for trial, named in (("t000", {"named": "plain defaults", "beside": True}), ("t001", {})):
+        journal.append("trial_start", trial=trial, config={}, **named)
+        lost = {"outcome": "crash", "values": {}, "samples_per_s": None, "message": "it is gone", "seed": 0}
+        journal.append("trial", trial=trial, config={}, **lost)
     with pytest.raises(NoUsableTrial, match=r"no trial of the search reached its end in .*; 1 of them: crash: it is"):
         made.confirm(FormulaProfiler())  # type: ignore[arg-type]
     journal.close()
@@ -992,17 +1009,6 @@ def test_where_time_alone_cut_what_was_trained_more_of_it_is_the_remedy(tmp_path
     with pytest.raises(NoUsableTrial) as raised:
         made.confirm(FormulaProfiler())  # type: ignore[arg-type]
     assert raised.value.remedy == "search.max_time=10m"
-    journal.close()
-
-
-def test_a_study_that_ends_between_its_pick_and_its_end_says_of_the_pick_what_its_file_says(tmp_path: Path) -> None:
-    made, journal, said = opened(tmp_path, "search.max_time=null", started=time.monotonic())
-    config, own = {"learning_rate": 0.1, "batch_size": 8}, {"samples_per_s": 10.0, "outcome": "ok", "seed": 0}
-    journal.append("trial", trial="t0", config=config, values={"error": 0.2}, **own)
-    made.confirm(Seeded({0.1: 0.9}))  # type: ignore[arg-type]
-    made.leave()
-    assert "status: not repeated" in (tmp_path / "best.yaml").read_text()
-    assert "holds the best so far, not repeated" in " ".join(said.getvalue().split())
     journal.close()
 
 
@@ -1157,30 +1163,4 @@ def test_what_a_start_that_was_too_short_left_out_is_measured_once_there_is_more
     assert all(stage_done(journal.records, stage) for stage in ("estimate", "probe"))
     assert {r["outcome"] for r in journal.records if r.event == "probe"} == {"cut", "ok"}
     assert last(journal.records, "study")["horizon_samples"] > FACTS["train_samples"]  # type: ignore[index]
-    journal.close()
-
-
-def test_a_percentage_is_of_the_best_quality(tmp_path: Path) -> None:
-    made, journal, _ = opened(tmp_path, "pick.tolerance=10%", started=time.monotonic())
-    for trial, error, rate in (("t0", 2.0, 50.0), ("t1", 2.15, 60.0), ("t2", 2.3, 70.0)):
-        values = {"error": error}
-        journal.append("trial", trial=trial, config={}, outcome="ok", values=values, samples_per_s=rate)
-    picked = choose(journal.records, rule_of(journal.records, made._config.pick.tolerance))
-    assert picked is not None
-    assert picked.best == "t1"
-    assert picked.rule.startswith("of 3 the fastest whose error is within 0.2 of the best seen: 2.15 against 2")
-    journal.close()
-
-
-@pytest.mark.parametrize(("error", "is_told"), [(0.0146, True), (0.0101, False)])
-def test_a_tolerance_as_large_as_the_best_error_is_told(tmp_path: Path, error: float, is_told: bool) -> None:
-    made, journal, _ = opened(tmp_path, started=time.monotonic())
-    for trial, value, rate in (("t0", 0.00975, 50.0), ("t1", error, 60.0)):
-        journal.append("trial", trial=trial, config={}, outcome="ok", values={"error": value}, samples_per_s=rate)
-    rule = rule_of(journal.records, made._config.pick.tolerance)
-    picked = choose(journal.records, rule)
-    assert picked is not None
-    assert picked.best == "t1"
-    told = "t1 is the fastest within pick.tolerance=0.01 of the best error seen, which is wide: 0.0146 for 0.00975"
-    assert far_from_best(journal.records, picked, rule).startswith(told) == is_told
     journal.close()

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from tests.trainables.test_own_loop import HEAD
-from trainables import loop
+from trainables import batches, loop
 from trainables.stopwatch import Window
 from tuning.workers.session import PROBE_WINDOW_S, Session, WorkerConfig
 from tuning.workers.windows import Works, micro_steps
@@ -185,3 +186,75 @@ def test_what_a_workload_compiles_itself_is_no_part_of_its_speed(
     assert found["outcome"] == "ok", found["message"]
     assert session.resident.workload.graphs == 2
     assert found["micro_step_s"] == pytest.approx(0.01)
+
+
+FORKING = """
+import time
+
+class Loader:
+    \"\"\"Takes 0.25 s to start its workers, in each pass or in the first one.\"\"\"
+    batch_size, dataset, num_workers, begun = 8, DATA, 1, False
+
+    def __init__(self, keeps):
+        self.persistent_workers = keeps
+
+    def __iter__(self):
+        time.perf_counter.now += 0.0 if self.begun and self.persistent_workers else 0.25
+        self.begun = True
+        for batch in DataLoader(self.dataset, 8):
+            time.perf_counter.now += 0.001
+            yield batch
+
+def train(run):
+    net, optimizer = made(run)
+    loader = Loader(run["persistent_workers"])
+    PASSES
+        time.perf_counter.now += 0.01
+        run.backward(loss_of(net, batch), optimizer)
+"""
+ENDLESS = "for batch in run.batches(loader):"
+PER_EPOCH = "for batch in (one for _ in run.epochs() for one in run.batches(loader)):"
+
+
+@pytest.mark.parametrize("passes", [ENDLESS, PER_EPOCH])
+@pytest.mark.parametrize("count", [64, 16_000])
+def test_workers_that_start_in_each_pass_are_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: str, count: int
+) -> None:
+    path = tmp_path / f"forking_{count}_{passes == ENDLESS}.py"
+    more = f"DATA = torch.utils.data.TensorDataset(torch.randn({count}, 4), torch.randn({count}, 1))"
+    path.write_text(HEAD + more + FORKING.replace("PASSES", passes))
+    session = Session(WorkerConfig(str(path), {}))
+    monkeypatch.setattr(time, "perf_counter", Clock())
+    steps_s = {keeps: 0.011 * count / 8 + (0.0 if keeps else 0.25) for keeps in (True, False)}
+    for keeps, pass_s in steps_s.items():
+        own = {"learning_rate": 0.1, "batch_size": 8, "persistent_workers": keeps, "num_workers": 1}
+        probe, window = session.probe(own, time_s=3.0), session.window(own, 1.0, seed=0)
+        assert probe["outcome"] == "ok", probe["message"]
+        assert probe["samples_per_s"] == pytest.approx(count / pass_s, rel=1e-3)
+        assert window["samples_per_s"] == pytest.approx(count / pass_s, rel=1e-3)
+        assert probe["micro_step_s"] + probe["optimizer_step_s"] == pytest.approx(0.011)
+
+
+class Starting(DataLoader[Any]):
+    """Takes 0.25 s more wherever its workers start."""
+
+    def __iter__(self) -> Any:
+        """Returns torch's own iterator."""
+        time.perf_counter.now += 0.0 if self.persistent_workers and self._iterator else 0.25  # type: ignore[attr-defined]
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_our_loop_pays_for_workers_that_start_in_each_pass(
+    session: Session, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    monkeypatch.setattr(batches, "DataLoader", Starting)
+    own = {**KNOBS, "batch_size": 62, "num_workers": 1, "persistent_workers": keeps}
+    alone, pass_s = session.probe(KNOBS, time_s=3.0), 0.0 if keeps else 0.25
+    probe, window = session.probe(own, time_s=3.0), session.window(own, 1.0, seed=0)
+    assert probe["micro_step_s"] == pytest.approx(alone["micro_step_s"], rel=0.01), "without a wait"
+    assert probe["pass_s"] == pytest.approx(pass_s)
+    steps_s = 16 * probe["micro_step_s"] + probe["optimizer_step_s"]
+    assert probe["samples_per_s"] == pytest.approx(62 / (steps_s + pass_s))
+    assert window["samples_per_s"] == pytest.approx(probe["samples_per_s"], rel=0.1), "of other batches"
