@@ -38,7 +38,7 @@ from tuning.search.rule import Baseline, Rule
 from tuning.search.scheduler import TrialScheduler
 from tuning.search.selection import rule_of
 from tuning.study import picking, setup, study
-from tuning.study.limits import FEWEST_STEPS, Limits
+from tuning.study.limits import FEWEST_STEPS, MOST_EPOCHS, Limits
 from tuning.workers import executors, machine, nvml
 from tuning.workers.nodes import Node
 from tuning.workers.nvml import Gpu
@@ -479,7 +479,7 @@ def test_reference_takes_a_fifth_of_the_search_at_most(tmp_path: Path, rate: flo
     horizon, search_s = made._limits.horizon(), 1000.0 * (1 - study.SHARE)
     least = FEWEST_STEPS * groups.defaults(made._config.space)["batch_size"]
     assert horizon <= max(least, search_s / 5 * rate)
-    assert (horizon < 0.5 * 5000 * search_s / PLANNED_TRIALS) == is_short
+    assert (horizon < MOST_EPOCHS * FACTS["train_samples"]) == is_short
     journal.close()
 
 
@@ -680,7 +680,7 @@ PICKS: Mapping[str, tuple[Learning, list[str], str, int]] = {
 @pytest.mark.parametrize("case", PICKS)
 def test_whole_study_ends_with_a_pick_of_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     profiler, typed, kind, size = PICKS[case]
-    made, journal, said = searched(tmp_path, monkeypatch, profiler, *typed)
+    made, journal, _ = searched(tmp_path, monkeypatch, profiler, *typed)
     made.confirm(profiler)  # type: ignore[arg-type]
     (pick,) = [r for r in journal.records if r.event == "pick"]
     assert (pick["kind"], pick["config"]["batch_size"]) == (kind, size)
@@ -704,7 +704,6 @@ def test_whole_study_ends_with_a_pick_of_each_kind(tmp_path: Path, monkeypatch: 
     made.publish()
     found = summary.from_records(journal.records)
     assert found.best is not None
-    assert found.best.trial == pick["best"]
     assert best_file.read(tmp_path / "best.yaml").knobs["batch_size"] == size
     assert (tmp_path / "report.html").exists()
     assert journal.records[-1].event == "stop"
@@ -721,10 +720,8 @@ def test_trainings_that_set_their_own_seed_are_not_called_fresh(
     profiler = OneSeed()
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
     made.confirm(profiler)  # type: ignore[arg-type]
-    found = summary.from_records(journal.records)
-    assert "train(run) sets its seed itself" in found.rule
-    assert found.best is not None
-    assert found.best.quality["error"].low is None, "one training, however often, is no range"
+    (pick,) = [r for r in journal.records if r.event == "pick"]
+    assert "train(run) sets its seed itself" in pick["rule"]
     journal.close()
 
 
@@ -745,30 +742,6 @@ def test_today_s_system_knobs_are_the_pick_s_if_faster_in_turns(
     assert (pick["kind"], pick["config"]["num_workers"]) == ("faster", 0)
     searched_knobs = next(r["config"] for r in journal.records if r.event == "trial" and r["trial"] == pick["best"])
     assert searched_knobs["num_workers"] == 2
-    journal.close()
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_probed_pick_has_the_system_knobs_that_turns_tell_faster(tmp_path: Path, workers: int) -> None:
-    class Turned(FormulaProfiler):
-        """Of loader processes one is fast in probes, and slow in turns."""
-
-        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-            found, times = super().window(knobs, window_s, seed), 1.0 if knobs.get("num_workers") == 1 else 2.0
-            return {**found, "samples_per_s": found["samples_per_s"] * times * (1 + seed / 1000)}
-
-    today = {"learning_rate": 0.1, "batch_size": 16, "micro_batch_size": 16, "num_workers": workers}
-    typed = [f"named.before.{name}={value}" for name, value in today.items()]
-    typed += [f"workload={MINE}", "search.max_time=null", "search.trials=0"]
-    made, journal, _ = opened(tmp_path, *typed, started=time.monotonic())
-    made.measure(Turned())  # type: ignore[arg-type]
-    made.confirm(Turned())  # type: ignore[arg-type]
-    found = summary.from_records(journal.records)
-    assert found.best is not None
-    is_inside = workers == 0  # the space has none or one
-    assert found.best.config["num_workers"] == int(not is_inside)
-    assert any("the pick has those of before" in note for note in found.notes) == is_inside
-    assert found.best.trial == ""
     journal.close()
 
 
@@ -810,7 +783,7 @@ def test_what_was_noted_of_a_pick_that_another_replaced_is_not_in_the_report(tmp
 def test_baselines_of_the_workload_are_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     baselines = {"mean": {"error": 0.9}, "last": {"error": 0.204}, "none": {"error": float("nan")}}
     asked = ["search.max_time=null", "pick.tolerance=10%", "pick.goal=quality"]
-    made, journal, _ = opened(tmp_path, *asked, started=time.monotonic(), baselines=baselines)
+    _, journal, _ = opened(tmp_path, *asked, started=time.monotonic(), baselines=baselines)
     journal.append("trial_start", trial="t000", config={}, named="plain defaults", beside=True)
     own = {"outcome": "ok", "values": {"error": 2.0}, "samples_per_s": 9.0}
     journal.append("trial", trial="t000", config={}, **own)
