@@ -30,6 +30,7 @@ from tuning.config.load import load
 from tuning.config.resolve import flat
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
+from tuning.report.answers import AnswerView
 from tuning.report.format import complete
 from tuning.report.named import Named
 from tuning.report.summary import Summary
@@ -49,7 +50,7 @@ class Configuration:
     The speed is of windows in turns, else of whole trainings, else of its probe; of a trial what the search went by.
 
     `name` is a trial's, or that of a configuration given by hand; what was not measured is None or lacking.
-    `is_confirmed` says whether it was trained again on fresh seeds; False for a pick that came to much less on them.
+    `is_confirmed` says whether it was trained again on fresh seeds.
     """
 
     name: str
@@ -83,6 +84,21 @@ class Result:
         return None if self.summary.best is None else self._named(self.summary.best)
 
     @property
+    def best_at_speed(self) -> Configuration | None:
+        """Returns the best quality that is no slower than what is trained today, None if that is the pick."""
+        return self._answer("best_at_speed")
+
+    @property
+    def most_accurate(self) -> Configuration | None:
+        """Returns the best quality, None if that is an earlier answer."""
+        return self._answer("most_accurate")
+
+    @property
+    def answers(self) -> dict[str, AnswerView]:
+        """Returns "best" and the two others beside what is trained today: gain in speed, quality, time to it."""
+        return dict(self.summary.answers)
+
+    @property
     def named(self) -> dict[str, Configuration]:
         """Returns the configurations given by hand, such as `before`, by name."""
         return {one.name: self._named(one) for one in self.summary.given()}
@@ -95,7 +111,7 @@ class Result:
 
     @property
     def gains(self) -> dict[str, Gain]:
-        """Returns how many times as fast the best is as each named configuration, with the 95 % interval."""
+        """Returns how many times as fast the best is as each configuration given by hand, with the 95 % interval."""
         return {gain.over: gain for gain in self.summary.gains if gain.of == "best"}
 
     @property
@@ -110,18 +126,22 @@ class Result:
         return pandas.DataFrame(self.trials)
 
     def __repr__(self) -> str:
-        """Returns what the run found in a sentence or two; its fields are pages."""
-        return f"run {self.id}: {sentences.answer(self.summary)}"
+        """Returns what the run found in a sentence, and what speaks against it; its fields are pages."""
+        cautions = "".join(f" But: {said}." for said in sentences.cautions(self.summary))
+        return f"run {self.id}: {sentences.answer(self.summary)}{cautions}"
 
     def _repr_html_(self) -> str:
-        """Returns the answer and the table of configurations, for a notebook."""
-        grid = tables.configurations(self.summary)
+        """Returns the answer and the table of what there is to choose from, for a notebook."""
+        grid = tables.answers(self.summary, brief=True)
         lines = [f"<p>{html.escape(str(self))}</p>"]
         if grid is not None:
             rows = [("th", grid.head), *(("td", row) for row in grid.rows)]
             cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in rows)
             lines.append(f"<table>{''.join(f'<tr>{own}</tr>' for own in cells)}</table>")
         return "\n".join(lines)
+
+    def _answer(self, name: str) -> Configuration | None:
+        return self._named(self.summary.named[name]) if name in self.summary.answers else None
 
     def _knobs(self, config: Mapping[str, Any]) -> dict[str, Any]:
         with using(self.summary.table):
@@ -130,7 +150,7 @@ class Result:
     def _named(self, one: Named) -> Configuration:
         quality = {name: found.mean for name, found in one.quality.items()}
         confirmed = any(found.confirmed for found in one.quality.values())
-        is_confirmed = confirmed and not (one.name == "best" and (self.summary.provisional or not self.summary.repeats))
+        is_confirmed = confirmed and not (one.name == "best" and self.summary.provisional)
         name, peak = one.trial or one.name, one.peak_allocated_bytes
         return Configuration(name, self._knobs(one.config), one.samples_per_s, quality, peak, is_confirmed)
 

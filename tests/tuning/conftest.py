@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuning import answered
 from tuning.journal.records import Record, read
 from tuning.report import summary
 from tuning.report.summary import Summary
@@ -23,3 +24,9 @@ def records() -> list[Record]:
 def found(records: list[Record]) -> Summary:
     """Its summary."""
     return summary.from_records(records)
+
+
+@pytest.fixture(scope="session")
+def answers(records: list[Record]) -> Summary:
+    """The summary of the run as today's version writes it, with three answers."""
+    return summary.from_records(answered.run(records))

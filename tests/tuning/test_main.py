@@ -76,7 +76,7 @@ def test_list_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, err = answered(capsys, "show", OLDEST, "--runs-dir", runs_dir)
-    assert out.startswith("set  ")
+    assert out.startswith("Set ")
     assert "(trial t007)" in out
     assert err == f"resume with: python -m tuning.run resume={OLDEST} {shlex.quote(f'runs_dir={runs_dir}')}\n"
     assert answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[2] == ""

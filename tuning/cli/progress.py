@@ -16,7 +16,7 @@ from tuning.report import summary
 from tuning.report.format import outcome, unlike
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
-from tuning.search.race import LEAST_SEEDS
+from tuning.search.race import LEAST_SEEDS, SYSTEM
 from tuning.search.selection import leader
 from tuning.search.throughput import Speeds, probed
 from tuning.workers.worker import Asked
@@ -263,13 +263,17 @@ def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, a
     """Yields the configurations that are measured again: those trained on fresh seeds, and those in windows."""
     own = [r for r in records[eta.began(records, "confirm") :] if r.event in ("confirmed", "window")]
     first = _best(records) or "best"
-    searched = {t.trial: t for t in trial_views(records, {objective: ""})}
+    searched = {t.named or t.trial: t for t in trial_views(records, {objective: ""})}
     configs = {name: own_view.config for name, own_view in searched.items()}
-    configs |= {str(r["name"]): mapping(r.get("config")) for r in own if r.event == "window"}
+    configs |= {str(r["name"]): mapping(r.get("config")) for r in own if r.get("config")}
     again = [str(r["name"]) for r in own if r.event == "confirmed"]
+    if asked.method in ("begin", "advance"):
+        trains = next((name for name, knobs in configs.items() if dict(knobs) == dict(asked.knobs)), SYSTEM)
+        configs.setdefault(trains, asked.knobs)
+        again.append(trains)
     names = dict.fromkeys([first, *again, *(n for n in eta.turns(records, config) if n != "best")])
     now = timeline.moments(records)[-1][1] if records else 0.0
-    picked = next((str(r["best"]) for r in reversed(records) if r.event == "pick" and r.get("best")), first)
+    picked = _picked(records) or first
     for name in names:
         labels, known = {name, "best"} if name == picked else {name}, searched.get(name)
         knobs = configs.get(name, config.named.get(name, {}))
@@ -291,6 +295,13 @@ def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, a
             since_s=now if runs else None,
             is_best=name == picked,
         )
+
+
+def _picked(records: Sequence[Record]) -> str:
+    """Returns the name of the pick, "" before there is one; it need not be a trial."""
+    pick = last_fields(records, "pick")
+    of_kind = {"system": SYSTEM, "reference": str(pick.get("reference", ""))}
+    return str(pick.get("best") or "") or of_kind.get(str(pick.get("kind", "")), "")
 
 
 # -- why nothing runs --------------------------------------------------------------------------------------------------

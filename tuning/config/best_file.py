@@ -64,6 +64,41 @@ class QualityPart(_Part):
     method: str
 
 
+class TodayQualityPart(_Part):
+    """The objective, and that of what is trained today, in the mean over the same seeds (0: over others).
+
+    `half_width` is that of the 95 % interval of the mean difference.
+    """
+
+    mean: float
+    reference: float
+    difference: float
+    half_width: float | None = Field(ge=0)
+    seeds: int = Field(ge=0)
+    verdict: Literal["same", "better", "worse", "unknown"]
+
+
+class TodaySecondsPart(_Part):
+    """Seconds of training until today's final quality is reached, in the median over seeds; `missed` did not reach it.
+
+    `reference` is what the reference itself takes.
+    """
+
+    median: float | None = Field(ge=0)
+    reference: float | None = Field(ge=0)
+    seeds: int = Field(ge=1)
+    missed: int = Field(ge=0)
+
+
+class TodayPart(_Part):
+    """The configuration beside the reference, which is what is trained today."""
+
+    reference: str
+    objective: str
+    quality: TodayQualityPart | None
+    seconds_to_it: TodaySecondsPart | None
+
+
 class MeasuredPart(_Part):
     """What was measured, and on what."""
 
@@ -71,6 +106,8 @@ class MeasuredPart(_Part):
     quality: dict[str, QualityPart]
     samples: int | None = None
     """Where trainings ended by themselves, the samples that they came to, in the mean."""
+    beside_today: TodayPart | None = None
+    """Of an answer; earlier versions had none."""
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
     target: str = ""
@@ -110,6 +147,7 @@ class BestFile(_Part):
 
     schema_: Literal[1] = Field(alias="schema")
     status: Literal["confirmed", "probed", "unconfirmed", "not repeated", "trained"] = "confirmed"
+    """Earlier versions wrote "not repeated" of a pick that came to much less on fresh seeds."""
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart
@@ -140,7 +178,7 @@ class Best:
 
 def text_of(body: Mapping[str, Any], source: str) -> str:
     """Returns the text of a file with this body, which lacks its sha256 alone; raises ConfigError where it is wrong."""
-    plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"})
+    plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"}, exclude_unset=True)
     return yaml_files.dump({**plain, "sha256": _sha256(plain)})
 
 

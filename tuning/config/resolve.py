@@ -31,7 +31,7 @@ RENAMED = {"sampler": {"gp": "known"}, "pruner": {"rungs": "reference"}}
 LATER: Mapping[str, Any] = {"at_least": None, "goal": "speed"}
 """Settings of `pick` that those lack."""
 
-TAKEN = ("best", "most_accurate", "config", "plain_defaults")
+TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
 
 Tree = dict[str, Any]

@@ -19,7 +19,7 @@ from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.lenient import whole
 from tuning.config.shareable import masked, shareable, shareable_value
 from tuning.report.format import SHOWN_FROM, plain
-from tuning.report.named import PICKS, Named
+from tuning.report.named import PICKS, WORDS, Named
 from tuning.report.sentences import file_of, kinds, place_sentence, train_command
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import MEASURED, SPEED
@@ -42,35 +42,34 @@ def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
             remedy=f"python -m tuning.run resume={summary.id}",
         )
     body = _body(summary, named, datetime.now(UTC))
-    whose = f"{name.replace('_', ' ')} configuration of run {plain(summary.id)}"
+    whose = f"{WORDS.get(name, name)} configuration of run {plain(summary.id)}"
     head = f"# The {whose}; it trains as it stands, where the study was started:\n#   {train_command(summary, name)}\n"
     return atomic.write_text(path, head + best_file.text_of(body, str(path)))
 
 
-def write_most_accurate(summary: Summary, folder: Path) -> list[Path]:
-    """Returns most_accurate.yaml, written only where it is another configuration than the best.
-
-    One that an earlier export of the same run left is removed where it is not.
-    """
-    path = folder / "most_accurate.yaml"
-    if summary.most_accurate() is not None:
-        return [write_best(summary, path, name="most_accurate")]
-    if path.is_file() and not path.is_symlink():
-        path.unlink()
-    return []
+def write_others(summary: Summary, folder: Path) -> list[Path]:
+    """Returns the files of the other answers, such as most_accurate.yaml; one that is none any more is removed."""
+    written = []
+    for name in PICKS[1:]:
+        path = folder / file_of(name)
+        if name in summary.answers:
+            written.append(write_best(summary, path, name=name))
+        elif path.is_file() and not path.is_symlink():
+            path.unlink()
+    return written
 
 
 def write_all(summary: Summary, folder: Path) -> list[Path]:
-    """Returns what was written into the folder: best.yaml, most_accurate.yaml, those named by hand, front.csv."""
+    """Returns what was written into the folder: best.yaml, the other answers, those named by hand, front.csv."""
     best = write_best(summary, folder / "best.yaml")
     given = [write_best(summary, folder / file_of(one.name), name=one.name) for one in summary.given()]
-    return [best, *write_most_accurate(summary, folder), *given, write_front(summary, folder / "front.csv")]
+    return [best, *write_others(summary, folder), *given, write_front(summary, folder / "front.csv")]
 
 
 def write_front(summary: Summary, path: Path) -> Path:
     """Returns `path`, a CSV with a row for each trial that ended: outcome, objectives, speed, memory, knobs."""
     knobs = list(dict.fromkeys(name for t in summary.trials for name in t.config))
-    picks = {named.trial: name for name, named in reversed(list(summary.named.items())) if named.trial}
+    picks = {summary.named[name].trial: name for name in reversed(list(summary.answers))}
     objectives = list(summary.objectives)
     figures = (SPEED, MEASURED, "peak_allocated_bytes", "joules_per_sample", "samples", "stopped_at", "seed")
     out = io.StringIO()
@@ -124,12 +123,11 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
 def status_of(summary: Summary, named: Named) -> str:
     """Returns whether the study came to its pick, and trained the configuration again on fresh seeds.
 
-    What was picked and came to much less on them is "not repeated"; what was never trained is "probed": its speed alone
-    is known. One that was only measured beside the pick is "trained".
+    What was never trained is "probed": its speed alone is known. What is trained today, and what was only measured
+    beside the pick, is "trained" if no fresh seed tells of it.
     """
-    is_pick = named.name in PICKS
-    if named.name == "best" and not summary.provisional and not summary.repeats:
-        return "not repeated"
+    reference = summary.reference
+    is_pick = named.name in PICKS and not (reference and reference.name in named.labels)
     if summary.provisional and is_pick:
         return "unconfirmed"
     if not named.quality:
@@ -161,6 +159,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
         },
         "quality": {name: _quality(found) for name, found in named.quality.items()},
         **({} if named.samples is None else {"samples": named.samples}),
+        "beside_today": _beside_today(summary, named),
         "peak_allocated_bytes": named.peak_allocated_bytes,
         "device": place.device,
         "target": place.target,
@@ -170,6 +169,23 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
         "cap_bytes": place.cap_bytes,
         "says": " ".join([place_sentence(place), *(f"{said}." for said in kinds(summary.kinds))]),
     }
+
+
+def _beside_today(summary: Summary, named: Named) -> dict[str, Any] | None:
+    """What an answer is beside what is trained today; None of another configuration."""
+    answer, reference = summary.answers.get(named.name), summary.reference
+    if answer is None or reference is None:
+        return None
+    found: dict[str, Any] = {"reference": reference.name, "objective": summary.objective}
+    found |= {"quality": None, "seconds_to_it": None}
+    if (own := answer.quality) is not None:
+        apart = {"difference": _short(own.difference), "half_width": _short(own.half_width)}
+        found["quality"] = {"mean": own.own, "reference": own.reference, **apart, "seeds": own.seeds}
+        found["quality"]["verdict"] = own.verdict
+    if (time := answer.time) is not None:
+        seconds = {"median": _short(time.own.median_s), "reference": _short(time.reference.median_s)}
+        found["seconds_to_it"] = {**seconds, "seeds": len(time.own.by_seed), "missed": time.own.missed}
+    return found
 
 
 def _quality(found: Quality) -> dict[str, Any]:

@@ -96,6 +96,12 @@ def ratio(gain: Gain, sign: str = "") -> str:
     return f"{gain.ratio:.2f}{sign} ({gain.low:.2f} to {gain.high:.2f})"
 
 
+def difference(value: float, half_width: float | None = None) -> str:
+    """Returns a difference of two qualities, "+0.004 ± 0.006" with the half-width of its interval."""
+    digits = 3 if max(abs(value), half_width or 0.0) >= 1e-3 or not value else 6
+    return f"{value:+.{digits}f}" + ("" if half_width is None else f" ± {half_width:.{digits}f}")
+
+
 def size(bytes_count: float | None) -> str:
     """Returns bytes as KiB, MiB or GiB, the last with one decimal."""
     if bytes_count is None:
@@ -158,6 +164,11 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None) 
         return dict(config)
     ours, theirs, defaults = complete(config), complete(other), Knobs().as_dict()
     return {name: value for name, value in ours.items() if theirs.get(name, defaults.get(name)) != value}
+
+
+def apart(config: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Returns the names of the knobs in which two configurations differ, defaults filled in."""
+    return list(dict.fromkeys([*differing(config, other), *differing(other, config)]))
 
 
 def changes(config: Mapping[str, object], other: Mapping[str, object]) -> list[str]:

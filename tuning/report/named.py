@@ -11,15 +11,20 @@ from typing import Any
 from tuning.config.lenient import finite, mapping, whole
 from tuning.journal.records import Record, windows
 from tuning.memory.oom import Outcome
-from tuning.report.format import differing
-from tuning.report.trial_views import SPEED, TrialView, trained_as, view
+from tuning.report.format import apart
+from tuning.report.time_to_quality import Curve, curves
+from tuning.report.trial_views import SPEED, TrialView, view
 from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
+from tuning.search.confirm import WITH_TODAY
+from tuning.search.race import SYSTEM
 from tuning.search.throughput import place_of
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
-PICKS = ("best", "most_accurate")
+PICKS = ("best", "best_at_speed", "most_accurate")
+"""The answers: the pick, the best quality that is no slower than the reference, and the best quality."""
+WORDS = {"best": "best", "best_at_speed": "best at today's speed", "most_accurate": "most accurate"}
 RATE = frozenset(["learning_rate", "schedule", "warmup_frac"])
 """Knobs that no speed depends on, in whatever loop."""
 SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recall", "iou", "miou", "dice"])
@@ -32,8 +37,9 @@ class Named:
 
     `trained` is over the confirm stage's whole trainings, without any its own of the search where no probe has its
     speed; `throughput` is over windows, in which configurations took turns; each is None where there are none.
-    `verdict` is what holds it back, None where no spans were recorded.
+    `verdict` is what holds it back, None where no spans were recorded. `curves` are those of `trained`, by seed.
     `trial` is "" for a configuration that was given and not found; `outcome` is that of the trial, or of the probe.
+    `labels` are the names under which it was trained on fresh seeds.
     """
 
     name: str
@@ -54,6 +60,8 @@ class Named:
     verdict: Verdict | None = None
     card: str = ""
     """How the card was doing meanwhile (`bottleneck.card_words`)."""
+    labels: frozenset[str] = frozenset()
+    curves: Mapping[int, Curve] = field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -73,16 +81,16 @@ class Confirming:
     objectives: Mapping[str, str]
     val_samples: int | None
 
-    def named(self, name: str, source: TrialView) -> Named:
-        """Returns what is known of the configuration that a trial or a probe ran, called `name`."""
-        labels = {name, source.trial} if name in PICKS else {name}
-        windows = self.windows(source.config)
-        confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
-        trained = {*labels, trained_as(self.records).get(name, name)}  # with other system knobs, which teach the same
-        learned = [r for r in self.records if r.event == "confirmed" and r.get("name") in trained]
-        own = [r for r in confirmed if _same(r.get("config", source.config), source.config)]  # else it was rated anew
-        whole_ones = [r for r in own if r.get("outcome", Outcome.OK) == Outcome.OK]  # one that was cut is no training
-        rates, is_probed = [x for r in whole_ones if (x := finite(r.get(SPEED)))], self._is_probed(source)
+    def named(self, name: str, source: TrialView, labels: frozenset[str] = frozenset()) -> Named:
+        """Returns what is known of the configuration that a trial or a probe ran, called `name`.
+
+        `labels` are the names of its trainings on fresh seeds, without any its own. What they learned is its quality;
+        their speed is of the system knobs that they had, which need not be its own.
+        """
+        labels = labels or frozenset([name])
+        windows, learned = self.windows(source.config), self._learned(labels)
+        own = [r for r in learned if _same(r.get("config", source.config), source.config)]
+        rates, is_probed = [x for r in own if (x := finite(r.get(SPEED)))], self._is_probed(source)
         peaks = [source.peak_allocated_bytes, *(whole(r.get("peak_allocated_bytes")) for r in own or windows)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
         return Named(
@@ -98,7 +106,14 @@ class Confirming:
             seed=source.seed,
             samples=_ended_after(learned) or (source.samples if source.has_ended and not learned else None),
             active=next((a for r in [*own, *windows] if (a := mapping(r.get("active")))), source.active),
+            labels=labels,
+            curves=curves(own, next(iter(self.objectives), "")),
         )
+
+    def _learned(self, labels: frozenset[str]) -> list[Record]:
+        """Returns the trainings on fresh seeds under these names that came to their end."""
+        own = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
+        return [r for r in own if r.get("outcome", Outcome.OK) == Outcome.OK]
 
     def _is_probed(self, source: TrialView) -> bool:
         """Returns whether the speed of a trial or a probe is a probe's: else it is what the trial's training showed."""
@@ -122,6 +137,11 @@ class Confirming:
                 rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
         return {number: statistics.median(values) for number, values in rates.items()}
 
+    def by_seed(self, one: Named) -> dict[int, float]:
+        """Returns the samples a second of a configuration's trainings on each fresh seed."""
+        own = [r for r in self._learned(one.labels) if _same(r.get("config", one.config), one.config)]
+        return {whole(r.get("seed")) or 0: rate for r in own if (rate := finite(r.get(SPEED)))}
+
     def _quality(self, objective: str, confirmed: Sequence[Record], source: TrialView) -> Quality | None:
         values = [(whole(r.get("seed")) or 0, finite(mapping(r.get("values")).get(objective))) for r in confirmed]
         by_seed = {seed: value for seed, value in values if value is not None}
@@ -138,7 +158,7 @@ class Confirming:
 
 def _same(config: object, other: Mapping[str, Any]) -> bool:
     """Returns whether two configurations run the same."""
-    return isinstance(config, Mapping) and not differing(config, other) and not differing(other, config)
+    return isinstance(config, Mapping) and not apart(config, other)
 
 
 def _ended_after(trainings: Sequence[Record]) -> int | None:
@@ -151,25 +171,39 @@ def named_of(
     confirming: Confirming, pick: Mapping[str, Any], trials: Sequence[TrialView], probes: Sequence[TrialView]
 ) -> dict[str, Named]:
     """Returns every configuration that is spoken of by name: those picked, and those that were given."""
-    by_id = {t.trial: t for t in trials}
+    by_id, trained = {t.trial: t for t in trials}, {t.named: t for t in trials if t.named and t.outcome == "ok"}
     sources = {name: by_id[str(pick[name])] for name in PICKS if str(pick.get(name, "")) in by_id}
-    if config := mapping(pick.get("config")):  # found by probes alone
-        known = [p for p in probes if all(config.get(n) == v for n, v in p.config.items() if n in config)]
-        sources["best"] = replace(known[-1], trial="") if known else TrialView("", "ok", config)
-        sources["best"] = replace(sources["best"], config=config)
+    labels = {name: frozenset([name, source.trial]) for name, source in sources.items()}
+    if config := mapping(pick.get("config")):
+        kind, reference = pick.get("kind"), str(pick.get("reference", ""))
+        own = sources.get("best") or (trained.get(reference) if kind == "reference" else None)
+        if "best" not in sources and kind in ("system", "reference"):
+            labels["best"] = frozenset([SYSTEM if kind == "system" else reference])
+        sources["best"] = _exported(own or _probed_as(config, probes), config)
     if not sources and (probe := selection.fastest_probe(confirming.records)) is not None:
         sources["best"] = view(probe, confirming.objectives, "name")
     # A joint search probes nothing: its named configurations are known from their windows alone.
-    windowed = [r for r in confirming.records if r.event == "window"]
-    sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}
-    sources = {name: source for name, source in sources.items() if name not in by_id}
+    windowed = {str(r["name"]): r["config"] for r in confirming.records if r.event == "window"}
+    theirs = [n for n in windowed if n not in (*PICKS, *by_id, SYSTEM) and not n.endswith(WITH_TODAY)]
+    sources |= {name: TrialView(name, "ok", windowed[name]) for name in theirs}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
-    for own in trials:
-        if own.named in sources and own.outcome == "ok":
-            sources[own.named] = replace(
-                sources[own.named], values=own.values, seed=own.seed, samples=own.samples, has_ended=own.has_ended
-            )
-    return {name: confirming.named(name, source) for name, source in sources.items()}
+    for name, own in trained.items():
+        source = sources.get(name, own)
+        sources[name] = replace(source, values=own.values, seed=own.seed, samples=own.samples, has_ended=own.has_ended)
+    return {name: confirming.named(name, source, labels.get(name, frozenset())) for name, source in sources.items()}
+
+
+def _exported(own: TrialView, config: Mapping[str, Any]) -> TrialView:
+    """Returns a trial with the configuration that is exported of it; what it ran with other knobs is not of that."""
+    if _same(own.config, config):
+        return replace(own, config=config)
+    return replace(own, config=config, samples_per_s=None, peak_allocated_bytes=None, active={})
+
+
+def _probed_as(config: Mapping[str, Any], probes: Sequence[TrialView]) -> TrialView:
+    """Returns the last probe of a configuration that no trial had, as far as there is one."""
+    known = [p for p in probes if all(config.get(n) == v for n, v in p.config.items() if n in config)]
+    return replace(known[-1], trial="", config=config) if known else TrialView("", "ok", config)
 
 
 def judged(
@@ -186,7 +220,7 @@ def judged(
     tried = {f"{n}={str(v).lower()}" for p in probes if p.outcome == "ok" for n, v in p.config.items()}
     found = dict(named)
     for name, one in named.items():
-        labels = {name, one.trial} - {""}
+        labels = {name, one.trial, *one.labels} - {""}
         own = [r for r in records if r.get("spans") and (r.get("name") in labels or r.get("trial") in labels)]
         own = [r for r in own if _same(r.get("config", one.config), one.config)]  # else it was rated anew
         source = max(own, key=lambda r: (r.event == "confirmed", r.event == "window", r.seq), default=None)
@@ -218,26 +252,32 @@ def _by_kind(one: Named) -> dict[str, float]:
     return {kind: speed for kind, speed in found.items() if speed}
 
 
-def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...]:
-    """Returns gains from the rounds in which both were measured; without any from speeds of one kind, or as known.
+def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) -> tuple[Gain, ...]:
+    """Returns gains of the best over those given, and of all others over the reference.
 
-    Of a configuration over itself it is 1, or over one that differs in `RATE` alone: that two measurements of it differ
-    is noise.
+    They are from the rounds in which both were measured; without any from trainings on the same seeds, else from speeds
+    of one kind, or as known. Of a configuration over itself it is 1, or over one that differs in `RATE` alone: that two
+    measurements of it differ is noise.
     """
-    found = []
-    for of, over in [("best", name) for name in named if name not in PICKS] + [("after", "before")]:
+    found, others = [], [name for name in named if name not in ("best", reference)]
+    pairs = [*(("best", name) for name in named if name not in PICKS), *((name, reference) for name in others)]
+    for of, over in pairs:
         if of not in named or over not in named:
             continue
-        ours, theirs = confirming.by_round(named[of]), confirming.by_round(named[over])
-        gain = uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])
         pair = named[of], named[over]
+        gain = _paired(of, over, *map(confirming.by_round, pair))
+        if gain is None and (trained := _paired(of, over, *map(confirming.by_seed, pair))) is not None:
+            gain = replace(trained, grounds="trainings on the same seeds")
         if gain is None and (known := speeds(*pair)) is not None:
             (kind, ours_per_s), (other, theirs_per_s) = known
             grounds = f"{kind}s" if kind == other else f"a {kind} over a {other}"
             gain = Gain(of, over, ours_per_s / theirs_per_s, None, None, 0, grounds)
-        apart = {*differing(pair[0].config, pair[1].config), *differing(pair[1].config, pair[0].config)}
-        if apart <= RATE and gain is not None:
+        if gain is not None and RATE.issuperset(apart(pair[0].config, pair[1].config)):
             gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds)
         if gain is not None:
             found.append(gain)
     return tuple(found)
+
+
+def _paired(of: str, over: str, ours: Mapping[int, float], theirs: Mapping[int, float]) -> Gain | None:
+    return uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])

@@ -15,7 +15,7 @@ from trainables.knobs import Knobs, kind_of, table
 from tuning.config.lenient import finite
 from tuning.journal.records import Record
 from tuning.report.ablation_results import AblationResult
-from tuning.report.format import differing, plain
+from tuning.report.format import apart, differing, plain
 from tuning.report.trial_views import SPEED
 from tuning.search.ablation import word
 from tuning.search.throughput import group_of, probed
@@ -54,7 +54,7 @@ def parts(
 ) -> Parts:
     """Returns the parts of the gain of the configuration `best` over the configuration `other`, called `over`."""
     new, old = ({**Knobs().as_dict(), **config} for config in (best, other))
-    names = list(dict.fromkeys([*differing(best, other), *differing(other, best)]))
+    names = apart(best, other)
     model = [name for name in names if shapes_model(name)]
     ratio, ground = (1.0, "") if not model else (_ablated(over, {n: old.get(n) for n in model}, ablation), "ablation")
     if ratio is None:

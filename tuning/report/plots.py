@@ -17,9 +17,10 @@ from trainables.knobs import table
 from tuning.config.cards import GIB_BYTES
 from tuning.memory.groups import need_of
 from tuning.report.format import complete, plain, size
-from tuning.report.named import Named
+from tuning.report.named import WORDS, Named
 from tuning.report.sentences import baseline_sentence
 from tuning.report.summary import Summary
+from tuning.report.time_to_quality import mean_curve
 from tuning.report.trial_views import TrialView
 from tuning.search.rule import Baseline
 
@@ -114,6 +115,37 @@ def curves(summary: Summary) -> Figure | None:
         f"Learning curves of {len(found)} trials; faint ones were stopped, the pick is stressed. Rungs: {at} samples."
     )
     return _figure("curves", 2.8, draw, caption)
+
+
+def to_quality(summary: Summary) -> Figure | None:
+    """Returns quality over seconds of training, a line for each seed of the reference and the answers; else None.
+
+    The mean over seeds is bold, that of the pick in the accent colour.
+    """
+    reference, timed = summary.reference, [name for name, answer in summary.answers.items() if answer.time]
+    shown = [*([reference] if reference else []), *(summary.named[name] for name in timed)]
+    if not timed or all(len(curve) < 2 for one in shown for curve in one.curves.values()):
+        return None
+
+    def draw(axes: Axes) -> None:
+        for number, one in enumerate(shown):
+            colour, dashes = ACCENT if one.name == "best" else INK if not number else MUTED, "-" if number < 3 else "--"
+            for curve in one.curves.values():
+                axes.plot(*zip(*curve, strict=True), color=colour, linewidth=0.7, alpha=0.3, zorder=2)
+            mean = mean_curve(one.curves.values())
+            axes.plot(*zip(*mean, strict=True), color=colour, linewidth=1.8, linestyle=dashes, marker="o", markersize=3)
+            _label(axes, WORDS.get(one.name, plain(one.name)), *mean[-1])
+        axes.set_xlabel("seconds of training")
+        axes.set_ylabel(_quality_label(summary))
+        axes.set_xlim(left=0)
+        axes.margins(x=0.12)
+
+    name = plain(shown[0].name)
+    caption = (
+        f"{plain(summary.objective).capitalize()} over seconds of training of {name} and what there is to choose from: "
+        f"a faint line for each seed, the mean bold. What comes to the height at which {name} ends is as good."
+    )
+    return _figure("to_quality", 2.8, draw, caption)
 
 
 def throughput(summary: Summary) -> Figure | None:
@@ -228,6 +260,7 @@ def _number(text: str) -> float | None:
 FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
     "front": front,
     "curves": curves,
+    "to_quality": to_quality,
     "probes": throughput,
     "memory": memory,
 }

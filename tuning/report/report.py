@@ -20,7 +20,7 @@ from tuning.config.cards import HERE
 from tuning.config.shareable import shareable
 from tuning.report import format as fmt
 from tuning.report import plots, sentences, tables
-from tuning.report.format import duration, percent, plain, rate, size, speed
+from tuning.report.format import duration, percent, plain
 from tuning.report.summary import Summary, of_its_knobs
 
 
@@ -42,16 +42,16 @@ def render(summary: Summary) -> str:
         summary=summary,
         title=_title(summary),
         answer=sentences.answer(summary),
+        cautions=sentences.cautions(summary),
+        answers=tables.answers(summary),
+        measured=sentences.measured_sentence(summary),
         cut=sentences.cut_sentence(summary),
         parts=sentences.parts_sentence(summary),
         train=sentences.train_command(summary, "best"),
-        untrained=sentences.not_trained_sentence(summary),
         settings=fmt.settings(best.config, sentences.present(summary)) if best else [],
         place=sentences.place_sentence(summary.place),
         notes=[note for note in summary.notes if note not in summary.warnings],
         claim=sentences.claim_sentence(summary.claim, summary.gain("after", "before")),
-        stats=list(_stats(summary)),
-        configurations=tables.configurations(summary),
         knobs=tables.knobs(summary),
         ablation=list(tables.ablation(summary.ablation)),
         active=tables.active(summary),
@@ -91,31 +91,6 @@ def _title(summary: Summary) -> str:
     return f"{name}{card}{', emulated' if place.virtual and card else ''}"
 
 
-def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
-    """Figure, what it is, and what stands behind it."""
-    best = summary.best
-    if best is not None:
-        measured = best.throughput or best.trained
-        one, more = ("window", "windows in turns") if best.throughput else ("whole training", "whole trainings")
-        count = len(measured.windows) if measured else 0
-        few = f"one {one}" if count else "one probe, not confirmed"
-        grounds = f"mean of {count} {more}{', 95 %' * (count > 2)}" if count > 1 else few
-        yield speed(measured) if measured else rate(best.probed_samples_per_s), "samples a second", grounds
-        for name, found in best.quality.items():
-            reach, seeds = fmt.quality(found).partition("(")[2].strip(")"), len(found.by_seed)
-            yield (
-                f"{found.mean:.3f}",
-                name,
-                f"{'next run' if seeds > 2 else 'two seeds'} {reach}" if reach else "one seed",
-            )
-        if best.peak_allocated_bytes:
-            cap = f"of {size(summary.place.cap_bytes)}" if summary.place.cap_bytes else "no cap"
-            yield size(best.peak_allocated_bytes), "peak memory", cap
-    asked, done = summary.trials_asked, summary.trials_done
-    of = f" of {asked} trials" if asked else f" trial{'s' * (done != 1)}"
-    yield duration(summary.times.wall_s), "whole run", f"{done}{of}"
-
-
 def _times(summary: Summary) -> list[tuple[str, str, str, float]]:
     """Activity, seconds in words, share in words, share as percent of the widest for the bar."""
     parts, wall_s = sentences.shares(summary), summary.times.wall_s
@@ -138,8 +113,6 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
     if (claim := summary.claim) is not None:
         yield "claimed for after", f"{claim.text} ({claim.source})" if claim.source else claim.text
     yield "probes", fmt.counts(summary.probe_counts)
-    if overtaken := [t.trial for t in summary.trials if t.is_overtaken]:
-        yield "overtaken", f"{', '.join(overtaken)} trained with other system knobs; those shown are faster"
     for node in dict.fromkeys(sentences.node(fields) for fields in summary.nodes):
         yield "node", plain(node)
     if summary.stop_reason:

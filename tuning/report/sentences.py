@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import Knobs, Scalar, kind_of
+from trainables.knobs import Scalar, kind_of, table
 from tuning.config.cards import HERE, lacking
 from tuning.config.choices import available
 from tuning.config.lenient import finite, mapping, whole
@@ -20,12 +20,13 @@ from tuning.config.shareable import shareable
 from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
-from tuning.report.format import SHOWN_FROM, complete, outcome, percent, plain, quality, ratio, size
+from tuning.report.answers import BesideToday
+from tuning.report.format import duration, outcome, percent, plain, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search.bottleneck import Verdict
-from tuning.search.rule import Rule, absolute
+from tuning.search.race import SYSTEM
 from tuning.stats.uncertainty import Gain
 
 
@@ -56,51 +57,113 @@ OTHERS_FRAC = 0.1
 """Of a probe's cores, what other programs may take: 0.00 to 0.03 on two quiet ones, 0.32 to 0.44 beside one program."""
 FAILURES = 3
 """So many reasons of failures are told."""
+SETTINGS = 6
+"""So many are in the first sentence at the most."""
 LEAST_ALIKE = 3
 """So many trainings of exactly one quality are said to be suspicious."""
 
 
 @of_its_knobs
 def answer(found: Summary) -> str:
-    """Returns what the run found, in a sentence or two: what the pick gains, how sure that is, what to keep instead."""
-    best = found.best
+    """Returns what the run found in one sentence: what to set, how much faster that trains, and how good it is."""
+    best, reference = found.best, found.reference
     if best is None:
         return "No configuration was picked: the run ended before its pick, or no trial reached its end."
-    gains = [g for g in found.gains if g.of == "best"]
-    name = "The best so far, unconfirmed," if found.provisional else "The pick"
-    if not gains:
-        return f"{name} is of {found_by(best)}; nothing was measured beside it."
-    alike = [alike_sentence(found, gain) for gain in gains]
-    told = [same or gain_sentence(gain) for same, gain in zip(alike, gains, strict=True)]
-    quality = beside_sentence(found)
-    who = f"{name} has {quality}; it" if quality else name
-    said = f"{who} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
-    rounds = max(g.rounds for g in gains)
-    if rounds >= SHOWN_FROM and not all(alike):
-        said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
-    faster = [g.over for g in gains if _slower(g)]
-    cautions = [] if baseline_sentence(found) else keep_sentences(found, faster)  # none is worth keeping
-    others = (baseline_sentence, same_sentence, too_short_sentence)
-    cautions += filter(None, [sentence(found) for sentence in others])
-    return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."
+    so_far = "The best so far, unconfirmed: " * found.provisional
+    if reference is not None and keeps_today(found):
+        said = f"Keep {called(reference.name)}: {_none_better(found)}"
+    else:
+        said = f"{_to_set(found, best)}: {', '.join(filter(None, [_speed(found, best), *_learned(found)]))}"
+    return f"{so_far}{said[0].lower() + said[1:] if so_far else said}."
 
 
-def beside_sentence(found: Summary) -> str:
-    """Returns "accuracy 0.912 where before has 0.905", "" where the reference was not trained."""
-    best, reference, objective = found.best, found.reference, found.objective
-    if best is None or reference is None or not {objective} <= best.quality.keys() & reference.quality.keys():
-        return ""
-    mine, theirs = best.quality[objective], reference.quality[objective]
-    own, other, once = mine.mean, theirs.mean, ""
-    if mine.confirmed and (seeds := sorted(mine.by_seed.keys() & theirs.by_seed.keys())):
-        own, other = (statistics.fmean(one.by_seed[seed] for seed in seeds) for one in (mine, theirs))
-        once = f" by the same {'seed' if len(seeds) == 1 else f'{len(seeds)} seeds'}"
-    elif len(theirs.by_seed) == 1:
-        once = " by one seed"
-    horizon, samples = found.horizon_samples, whole(found.study.get("train_samples"))
-    shorter = [t for t in found.trials if t.has_ended and (t.trial == best.trial or t.named == reference.name)]
-    after = f", each after {fmt.passes(horizon / samples)} over the data" if horizon and samples and not shorter else ""
-    return f"{plain(objective)} {own:.3f} where {called(reference.name)} has {other:.3f}{once}{after}"
+def _none_better(found: Summary) -> str:
+    """Returns why the reference is the answer."""
+    asked = mapping(mapping(found.study.get("config")).get("pick")).get("goal")
+    if not found.trials_done:
+        return "no probe was faster, and nothing else was trained"
+    tried = f"of {found.trials_done} configurations" if found.trials_done > 1 else "the one that was tried"
+    none = f"{tried} none was" if found.trials_done > 1 else f"{tried} was not"
+    return f"{none} as fast and better" if asked == "quality" else f"{none} as good and faster"
+
+
+def _to_set(found: Summary, best: Named) -> str:
+    """Returns what is to be set, in a few words; the settings in full are told elsewhere."""
+    today, reference, rest = present(found), found.reference, ""
+    if reference and not _apart(best, reference):
+        today, rest = reference.config, f", the rest as in {called(reference.name)}"
+    chosen = fmt.unlike(best.config, today) if today is not None else fmt.settings(best.config)
+    if len(chosen) > SETTINGS:
+        chosen = [*chosen[: SETTINGS - 1], f"and {len(chosen) - SETTINGS + 1} more"]
+    return f"Set {', '.join(chosen)}{rest}" if chosen else "Leave every knob at its default"
+
+
+def _apart(one: Named, other: Named) -> list[str]:
+    """Returns the knobs in which two configurations differ, without system knobs."""
+    return [n for n in fmt.apart(one.config, other.config) if n not in table() or kind_of(n) != "system"]
+
+
+def _speed(found: Summary, best: Named) -> str:
+    gain = found.answers["best"].gain
+    if gain is None:
+        return f"trains {fmt.speed(best.throughput or best.trained, best.probed_samples_per_s)} samples a second"
+    return f"trains {alike_sentence(found, gain) or gain_sentence(gain)}"
+
+
+def _learned(found: Summary) -> list[str]:
+    """Returns how good the pick is beside the reference, and how soon it is as good."""
+    best, reference, objective = found.named["best"], found.reference, plain(found.objective)
+    own = found.answers["best"].quality
+    if found.objective not in best.quality:
+        is_system = reference is not None and not _apart(best, reference)
+        return ["only system knobs differ" if is_system else f"its {objective} was not measured"] if objective else []
+    if own is None or reference is None:
+        return [f"with {objective} {best.quality[found.objective].mean:.3f}{_seeds(found, None)}"]
+    over = called(reference.name)
+    beside = f"({own.own:.3f}, {over} {own.reference:.3f}{_seeds(found, own)})"
+    by = fmt.difference(abs(own.difference))[1:]
+    larger = {"min": "higher", "max": "lower"}[found.objectives[found.objective]]
+    said = {
+        "same": f"at the same {objective} {beside}",
+        "better": f"with {objective} better by {by} {beside}",
+        "worse": f"with {objective} {larger} by {by} {beside}",
+        "unknown": f"with {objective} {own.own:.3f} {beside.replace(f'{own.own:.3f}, ', '')}",
+    }
+    time = found.answers["best"].time
+    reach = None if time is None else (time.own.median_s, time.reference.median_s)
+    if reach is None or reach[0] is None or reach[1] is None:
+        return [said[own.verdict]]
+    whose = f"{over}'s {objective}" if over != f"the {PLAIN}" else f"the {objective} of {over}"
+    soon = f"and reaches {whose} in {duration(reach[0])} instead of {duration(reach[1])}"
+    return [said[own.verdict], soon]
+
+
+def _seeds(found: Summary, own: BesideToday | None) -> str:
+    """Returns by how many seeds a quality is known."""
+    best = found.named["best"].quality.get(found.objective)
+    if own is None or not own.is_fresh:
+        if best is None or best.confirmed:
+            return ", by other seeds" * (own is not None)
+        return ", by one seed" + ", unconfirmed" * (not found.provisional)
+    return {0: ", by other seeds", 1: ", on one seed"}.get(own.seeds, f", on {own.seeds} seeds")
+
+
+@of_its_knobs
+def cautions(found: Summary) -> list[str]:
+    """Returns what speaks against taking the answer as it is, a sentence each, without a full stop."""
+    told = (sentence(found) for sentence in (baseline_sentence, same_sentence, too_short_sentence))
+    return [said[0].upper() + said[1:] for said in told if said]
+
+
+def measured_sentence(found: Summary) -> str:
+    """Returns what the figures of the answers rest on, "" if nothing was measured beside the reference."""
+    own = list(found.answers.values())
+    rounds = max((a.gain.rounds for a in own if a.gain and not a.gain.grounds), default=0)
+    seeds = max((a.quality.seeds for a in own if a.quality and a.quality.is_fresh), default=0)
+    parts = [f"speed: windows of {rounds} rounds in turns, 95 % interval"] * (rounds > 1)
+    parts += [f"{plain(found.objective)}: {seeds} seeds, the same for both, mean difference ± 95 %"] * (seeds > 1)
+    parts += ["time: seconds of training, median"] * any(a.time for a in own)
+    return "; ".join(parts)
 
 
 def failed(views: Sequence[TrialView]) -> list[str]:
@@ -116,18 +179,6 @@ def failed(views: Sequence[TrialView]) -> list[str]:
 def present(found: Summary) -> Mapping[str, Scalar] | None:
     """Returns the user's present configuration, None without one: that of a workload of ours is nobody's at hand."""
     return found.named[BEFORE].config if BEFORE in found.named and found.ref not in available("workload") else None
-
-
-def defaults_sentence(found: Summary) -> str:
-    """Returns that the plain defaults stand in all that is learned, "" where the pick has another value."""
-    best, defaults = found.best, found.named.get(PLAIN)
-    if best is None or defaults is None or not best.trial:
-        return ""
-    own = {**Knobs().as_dict(), **best.config}
-    base = {**Knobs().as_dict(), **defaults.config}
-    if any(own[name] != base.get(name) for name in own if kind_of(name) != "system"):
-        return ""
-    return "Where the result depends on it the plain defaults stay: no other trial was faster at the same quality"
 
 
 def same_sentence(found: Summary) -> str:
@@ -212,9 +263,14 @@ def _quoted(path: Path) -> str:
     return f"~/{shlex.quote(said[2:])}" if said.startswith("~/") else shlex.quote(said)
 
 
+def keeps_today(found: Summary) -> bool:
+    """Returns whether the pick is what is trained today."""
+    return found.best is not None and found.reference is not None and not _differs(found, found.reference.name)
+
+
 def _differs(found: Summary, name: str) -> bool:
     """Returns whether the pick is another configuration than the one of that name."""
-    return found.best is not None and complete(found.best.config) != complete(found.named[name].config)
+    return found.best is not None and bool(fmt.apart(found.best.config, found.named[name].config))
 
 
 def _elsewhere(found: Summary, option: str) -> list[str]:
@@ -239,24 +295,6 @@ def disturbed(probes: Sequence[Record]) -> str:
     return f"{said}: these look slower than they are, and the search goes by them; a new run on a quiet machine tells"
 
 
-def not_trained(found: Summary) -> Named | None:
-    """Returns the reference where its quality is not known, None where it was trained or is not exported."""
-    reference, objective = found.reference, plain(found.objective)
-    if reference is None or not objective or objective in reference.quality or found.provisional:
-        return None
-    return reference
-
-
-def not_trained_sentence(found: Summary, tells: str = "") -> str:
-    """Returns how to learn the quality of the reference, "" where that is known; `tells` says where the command is that
-    the sentence has otherwise.
-    """
-    if (reference := not_trained(found)) is None:
-        return ""
-    tells = tells or f"where the study was started {train_command(found, reference.name)} tells it"
-    return f"The {plain(found.objective)} of {called(reference.name)} was not measured; {tells}"
-
-
 def called(name: str) -> str:
     """Returns a named configuration as sentences speak of it."""
     return f"the {PLAIN}" if name == PLAIN else plain(name)
@@ -264,21 +302,22 @@ def called(name: str) -> str:
 
 def found_by(best: Named) -> str:
     """Returns where the pick comes from, in a few words."""
-    return f"trial {plain(best.trial)}" if best.trial else "probes alone: it was not trained"
+    if best.trial:
+        return f"trial {plain(best.trial)}"
+    return "its system knobs are the probes'" if SYSTEM in best.labels else "probes alone: it was not trained"
 
 
 def gain_sentence(gain: Gain) -> str:
-    """Returns what a gain means: faster, slower, or no difference that the rounds can tell."""
-    over = called(gain.over)
-    if gain.low is None:
-        grounds = "one round" if gain.rounds else f"{gain.grounds}, not side by side"
-        return f"{ratio(gain)} times as fast as {over} (from {grounds}: no interval)"
-    few = f" (from {gain.rounds} rounds)" if gain.rounds < SHOWN_FROM else ""
-    if not gain.is_told:
-        return f"not clearly faster or slower than {over}: {ratio(gain)} times{few}"
-    if gain.ratio < 1:
-        return f"{ratio(gain.inverse())} times slower than {over}{few}"
-    return f"{ratio(gain)} times as fast as {over}{few}"
+    """Returns what a gain means, such as "2.80 times as fast as before (2.51 to 3.12)"."""
+    over, shown = called(gain.over), gain.inverse() if gain.is_told and gain.ratio < 1 else gain
+    times, _, interval = ratio(shown).partition(" ")
+    few = f"from {gain.rounds} rounds" if gain.rounds > 1 else "from one round"
+    few = f"from {gain.grounds}{', not side by side' * (not gain.rounds)}" if gain.grounds else few
+    ground = interval.strip("()") or (f"{few}: no interval" if gain.low is None else few)
+    if gain.low is not None and not gain.is_told:
+        return f"not clearly faster or slower than {over} ({times} times, {ground})"
+    than = "slower than" if shown is not gain else "as fast as"
+    return f"{times} times {than} {over} ({ground})"
 
 
 def alike_sentence(found: Summary, gain: Gain) -> str:
@@ -288,44 +327,11 @@ def alike_sentence(found: Summary, gain: Gain) -> str:
     """
     if gain.is_told:  # what a knob of the user's own does is not known, and windows are
         return ""
-    ours, theirs = (complete(found.named[name].config) for name in (gain.of, gain.over))
-    apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    apart = fmt.apart(found.named[gain.of].config, found.named[gain.over].config)
     if any(kind_of(name) != "learning" or name == "batch_size" for name in apart):
         return ""
     only = f"only {', '.join(sorted(apart))} differ{'s' * (len(apart) == 1)}" if apart else "the same configuration"
     return f"as fast as {called(gain.over)} ({only})"
-
-
-def _slower(gain: Gain) -> bool:
-    return gain.is_told and gain.ratio < 1
-
-
-def keep_sentences(found: Summary, faster: Sequence[str]) -> list[str]:
-    """Returns which of the configurations that are faster than the pick to keep: none that is known to be worse, and
-    one that nobody trained only where there is no other.
-    """
-    same = [name for name in faster if (own := found.parts.get(name)) and not own.model and not own.others]
-    trained = [name for name in faster if name not in same and found.objective in found.named[name].quality]
-    others = [name for name in trained if _is_near(found, name)] or [n for n in faster if not same and n not in trained]
-    said = [f"keep {called(name)}: it is faster and learns the same, as only system knobs differ" for name in same]
-    return said + [f"keep {called(name)} if its {_learned(found, name)} is enough" for name in others]
-
-
-def _is_near(found: Summary, name: str) -> bool:
-    """Returns whether a configuration is as good as the pick, within the tolerance; True where that is unknown."""
-    best, objective = found.best, found.objective
-    if best is None or objective not in best.quality:
-        return True
-    mine, theirs = best.quality[objective].mean, found.named[name].quality[objective].mean
-    asked = mapping(mapping(found.study.get("config")).get("pick")).get("tolerance") or 0.0
-    mode: Any = found.objectives[objective]
-    rule = Rule(objective, mode, absolute(asked, mine))
-    return rule.admits(rule.gain(theirs, mine))
-
-
-def _learned(found: Summary, name: str) -> str:
-    known = found.named[name].quality.get(found.objective)
-    return f"{plain(found.objective) or 'quality'} ({quality(known) if known else 'not trained here'})"
 
 
 def baseline_sentence(found: Summary) -> str:
@@ -345,13 +351,6 @@ def baseline_sentence(found: Summary) -> str:
         if worst is not None and sign * worst >= sign * baseline.value:
             return f"{whose} {plain(objective)} may be {beside}"
     return ""
-
-
-def longer_trainings(found: Summary) -> str:
-    """Returns the settings that make trainings twice as long."""
-    samples, passes = found.horizon_samples, whole(found.study.get("train_samples"))
-    epochs = f"={2 * samples / passes:.2g}" if samples and passes else ""
-    return f"budget.train_epochs{epochs}, with twice the search.max_time"
 
 
 def too_short_sentence(found: Summary) -> str:
@@ -453,15 +452,10 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
     named = [found.id, *(["--runs-dir", runs_dir] if runs_dir else [])]
     first = [resume_command(folder)] if found.provisional else []
     again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
-    differs = not found.given() or any(_differs(found, one.name) for one in found.given())
-    ablate = [["ablate", *named]] if differs and not found.ablation else []
-    length = _as_long_as_today(found)
-    trained = [["train", "--from", str(folder / "best.yaml"), *length]]
-    if reference := not_trained(found):
-        file = folder / file_of(reference.name)
-        as_long = [] if found.best.quality else length  # else it is compared with what the study came to
-        trained.append(["train", "--from", str(file), *as_long, "--out", str(folder / f"train-{file.stem}")])
-    rest = (*again, *trained, *ablate, ["show", *named])
+    is_new = not found.given() or any(_differs(found, one.name) for one in found.given())
+    ablate = [["ablate", *named]] if is_new and not found.ablation else []
+    trained = ["train", "--from", str(folder / "best.yaml"), *_as_long_as_today(found)]
+    rest = (*again, trained, *ablate, ["show", *named])
     return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]
 
 

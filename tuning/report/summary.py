@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from trainables.knobs import KnobTable, table, using
-from tuning.config.lenient import mapping, numbers, texts, whole
+from tuning.config.lenient import finite, mapping, numbers, texts, whole
 from tuning.config.schema import AFTER, BEFORE, PLAIN
 from tuning.journal import timeline
 from tuning.journal.records import Record, is_finished, last_fields, reopened, table_of, trained_beside
 from tuning.journal.timeline import Times
 from tuning.report.ablation_results import AblationResult, ablation_results
+from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
 from tuning.report.parts import Parts, parts
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
@@ -83,8 +84,10 @@ class Summary:
     refused: tuple[TrialView, ...]
     """What was not launched, with the peak that was predicted for it."""
     named: Mapping[str, Named]
+    answers: Mapping[str, AnswerView]
+    """What there is to choose from, the pick first, by the names of `PICKS`."""
     confirmed: tuple[Named, ...]
-    """What was trained again on fresh seeds to find the best, by its trial's name, the fastest first."""
+    """The trials that were trained again on fresh seeds, the fastest first."""
     gains: tuple[Gain, ...]
     parts: Mapping[str, Parts]
     """Of the best's gain over each configuration that was named by hand, by its name."""
@@ -108,8 +111,6 @@ class Summary:
     """The nodes of a cluster as they were checked, in each session anew."""
     provisional: bool = False
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
-    repeats: bool = True
-    """Whether the pick, where it was trained again, bore out what it came to in the search (`search.rule`)."""
     sets_its_seed: bool = False
     """Whether trainings on fresh seeds had the search's, as a loop of one's own sets it."""
     beside: int = 0
@@ -123,7 +124,7 @@ class Summary:
     @property
     def reference(self) -> Named | None:
         """What gains are measured against: the configuration as it was before, else the plain defaults."""
-        return self.named.get(BEFORE) or self.named.get(PLAIN)
+        return _reference(self.named)
 
     @property
     def trials_done(self) -> int:
@@ -134,12 +135,6 @@ class Summary:
     def trials_asked(self) -> int | None:
         """The trials that were asked for, None where the study does not say."""
         return whole(mapping(mapping(self.study.get("config")).get("search")).get("trials"))
-
-    @property
-    def seeds_asked(self) -> int:
-        """The fresh seeds that the best was to be trained on, 0 where the study does not say."""
-        budget = mapping(mapping(self.study.get("config")).get("budget"))
-        return whole(mapping(budget.get("confirm")).get("seeds")) or 0
 
     @property
     def objective(self) -> str:
@@ -164,14 +159,14 @@ class Summary:
         """Returns the configurations that were named by hand, in the order in which they were measured."""
         return tuple(n for n in self.named.values() if n.name not in PICKS)
 
-    def most_accurate(self) -> Named | None:
-        """Returns the most accurate configuration, None where it is the best itself."""
-        found = self.named.get("most_accurate")
-        return None if found is None or (self.best and found.trial == self.best.trial) else found
+    def others_trained_again(self) -> tuple[Named, ...]:
+        """Returns the trials that were trained on the same fresh seeds and are no answer, the fastest first."""
+        chosen = {self.named[name].trial for name in self.answers}
+        return tuple(one for one in self.confirmed if one.name not in chosen)
 
-    def challengers(self) -> tuple[Named, ...]:
-        """Returns what was trained on the same fresh seeds as the best and was not picked, the fastest first."""
-        return tuple(one for one in self.confirmed if self.best is None or one.name != self.best.trial)
+
+def _reference(named: Mapping[str, Named]) -> Named | None:
+    return named.get(BEFORE) or named.get(PLAIN)
 
 
 def of_its_knobs(shown: _Function) -> _Function:
@@ -214,6 +209,9 @@ def _from_records(records: Sequence[Record]) -> Summary:
     names = {r.get("name") for r in records if r.event == "confirmed"}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
     best, others = named.get("best"), [n for n in named if n not in PICKS]
+    reference = _reference(named)
+    found_gains = gains(confirming, named, reference.name if reference else "")
+    objective = next(iter(objectives.items()), ("", ""))
     ablation = ablation_results(ablated, texts(given.get("claims_of")), dict(best.config) if best else None)
     resumed = [str(r["command"]) for r in records if r.event == "resume" and r.get("command")]
     study = {**study, "command": " && ".join([str(study.get("command", "")), *resumed])}
@@ -231,14 +229,15 @@ def _from_records(records: Sequence[Record]) -> Summary:
         probes=probes,
         trial_counts=_counts(trials, refused["search"], _lost(records)),
         probe_counts=_counts(probes, refused["probe"], 0),
-        curves=learning_curves(records, next(iter(objectives), "")),
+        curves=learning_curves(records, objective[0]),
         refused=tuple(
             replace(view(r, {}, "trial"), outcome="refused", peak_allocated_bytes=whole(r.get("predicted_bytes")))
             for r in not_run
         ),
         named=named,
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
-        gains=gains(confirming, named),
+        answers=answers(named, reference, found_gains, objective, finite(pick.get("spread"))),
+        gains=found_gains,
         parts={n: parts(n, best.config, named[n].config, records, ablation) for n in others if best is not None},
         claim=_claim(given) if AFTER in named else None,
         ablation=ablation,
@@ -254,7 +253,6 @@ def _from_records(records: Sequence[Record]) -> Summary:
         kinds=kinds_of(records),
         table=table(),
         provisional=provisional and "best" in named,
-        repeats=pick.get("repeats") is not False,
         sets_its_seed=selection.sets_its_seed(records),
         beside=sum(t.trial in trained_beside(records) for t in trials),
     )

@@ -6,14 +6,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuning.report.ablation_results import AblationResult
-from tuning.report.format import assignments, complete, number, outcome, plain, quality, rate, ratio, size, speed
-from tuning.report.named import PICKS, Named
-from tuning.report.sentences import alike_sentence, bound, found_by
+from tuning.report.format import (
+    assignments,
+    complete,
+    difference,
+    duration,
+    number,
+    outcome,
+    plain,
+    quality,
+    rate,
+    ratio,
+    size,
+    speed,
+)
+from tuning.report.named import WORDS, Named
+from tuning.report.sentences import alike_sentence, bound, found_by, keeps_today
 from tuning.report.summary import Summary, of_its_knobs
+from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
-
-SAME_MODEL = "1.00x"
 
 
 @dataclass(frozen=True)
@@ -26,35 +38,58 @@ class Grid:
 
 
 @of_its_knobs
-def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
-    """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one.
+def answers(found: Summary, *, brief: bool = False) -> Grid | None:
+    """Returns today's configuration, what there is to choose from instead, and others named by hand, side by side.
 
-    `brief` leaves out what a terminal has no room for: what holds each back, how the card was doing, and a column
-    that says "same model" alone.
+    None if there is nothing to compare. A column that no row has anything for is left out. What is not `brief` has also
+    what else was trained again, every objective, intervals, memory, and what holds each back.
     """
-    shown = [*([found.best] if found.best else []), *found.given(), *found.challengers()]
-    shown += filter(None, [found.most_accurate()])
-    head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "bound by", "card"]
-    rows = [_configuration(found, one) for one in shown]
-    empty = {"-", SAME_MODEL} if brief else {"-"}
-    kept = [n for n in range(len(head) - 2 * brief) if n == 0 or any(row[n] not in empty for row in rows)]
-    grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], 0 if found.best else None)
+    reference = found.reference
+    today = [reference] if reference else []
+    chosen = [found.named[name] for name in found.answers if name != "best" or not keeps_today(found)]
+    shown = [*today, *chosen, *(one for one in found.given() if one not in today)]
+    shown += [] if brief else found.others_trained_again()
+    objectives = [found.objective] if brief else [*found.objectives]
+    head = ["", "samples/s", f"over {reference.name}" if reference else "", *objectives, "difference", "as good after"]
+    rows = [_answer(found, one, objectives, brief=brief) for one in shown]
+    head += [] if brief else ["peak", "bound by", "card"]
+    kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
+    stressed = next((n for n, one in enumerate(shown) if one.name == "best"), None)
+    grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], stressed)
     return grid if len(rows) > 1 else None
 
 
-def _configuration(found: Summary, one: Named) -> list[str]:
-    fast = _speed(one) if one.samples_per_s else outcome(one.outcome)
-    gain, own = found.gain("best", one.name), found.parts.get(one.name)
-    part = "-" if gain is None or own is None else "unknown" if own.model_ratio is None else f"{own.model_ratio:.2f}x"
-    learned = [quality(one.quality[name]) if name in one.quality else "not trained" for name in found.objectives]
-    held = bound(one.verdict) if one.verdict else "-"
-    name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
+def _answer(found: Summary, one: Named, objectives: Sequence[str], *, brief: bool) -> list[str]:
+    reference, answer = found.reference, found.answers.get(one.name)
+    gain = None if reference is None else found.gain(one.name, reference.name)
     times = "-"
     if gain is not None:
         told = ratio(gain, "x") + (f" ({gain.grounds})" if gain.grounds else "")
         times = "as fast" if alike_sentence(found, gain) else told
-    bought = [times, part]
-    return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held, one.card or "-"]
+    known = [one.quality.get(name) for name in objectives]
+    learned = ["not trained" if own is None else f"{own.mean:.3f}" if brief else quality(own) for own in known]
+    beside, time = (answer.quality, answer.time) if answer is not None else (None, None)
+    larger = difference(beside.difference, beside.half_width) if beside is not None and beside.seeds else "-"
+    reached = time.own if time is not None else None
+    if reference is not None and one.name == reference.name:  # on the seeds that the first answer has, too
+        reached = next((own.time.reference for own in found.answers.values() if own.time), None)
+    fast = (rate(one.samples_per_s) if brief else _speed(one)) if one.samples_per_s else outcome(one.outcome)
+    name = f"{WORDS.get(one.name, one.name)} {one.trial}".rstrip()
+    row = [name, fast, times, *learned, larger, soon(reached) if reached is not None else "-"]
+    held = bound(one.verdict) if one.verdict else "-"
+    return row if brief else [*row, size(one.peak_allocated_bytes), held, one.card or "-"]
+
+
+def soon(found: Reached) -> str:
+    """Returns after how long a quality was reached, "0.9s (0.8s to 1.1s)", and on how many seeds it was not."""
+    own, count = found.known_s, len(found.by_seed)
+    missed = f"not in {found.missed} of {count} seed{'s' * (count > 1)}" * bool(found.missed)
+    if found.median_s is None:
+        return missed
+    ends = list(dict.fromkeys([duration(own[0]), duration(own[-1])]))
+    reach = " to ".join(ends) * (len(ends) > 1)
+    ground = "; ".join(filter(None, [reach, missed]))
+    return duration(found.median_s) + (f" ({ground})" if ground else "")
 
 
 def _speed(one: Named) -> str:
@@ -118,10 +153,10 @@ def probes(found: Summary) -> Grid | None:
 
 def trials(found: Summary) -> Grid | None:
     """Returns every trial with the knobs in which the trials differ, and what it is picked for."""
-    picks = {n.trial: name.replace("_", " ") for name, n in reversed(list(found.named.items())) if name in PICKS}
+    picks = {found.named[name].trial: WORDS[name] for name in reversed(list(found.answers))}
     keys, rows = _varied(found.trials), []
     for trial, figures in _ended_trials(found):
-        mark = picks.get(trial.trial, "front" if trial.on_front else f"learns as {trial.named}" if trial.named else "")
+        mark = picks.get(trial.trial, "front" if trial.on_front else trial.named)
         knobs = [plain(trial.config.get(k, "-")) for k in keys]
         rows.append([trial.trial, *figures, size(trial.peak_allocated_bytes), *knobs, mark])
     head = ["", "outcome", *found.objectives, "samples/s", "peak", *(key.replace("_", " ") for key in keys), ""]
@@ -144,7 +179,7 @@ def trial_list(found: Summary) -> Grid | None:
     best = found.best.trial if found.best else ""
     for trial, figures in _ended_trials(found):
         own = assignments({key: trial.config[key] for key in keys if key in trial.config})
-        name = f"{trial.trial}{' *' * (trial.trial == best)}{f' learns as {trial.named}' if trial.named else ''}"
+        name = f"{trial.trial}{' *' * (trial.trial == best)}{f' {trial.named}' if trial.named else ''}"
         rows.append([name, *figures, " ".join(own)])
     return Grid(["trial", "outcome", *found.objectives, "samples/s", "with"], rows) if rows else None
 

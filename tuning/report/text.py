@@ -18,7 +18,7 @@ from tuning.journal.records import Record
 from tuning.report import format as fmt
 from tuning.report import sentences, tables
 from tuning.report.ablation_results import AblationResult
-from tuning.report.format import duration, labelled, percent, plain, rate, size, speed
+from tuning.report.format import duration, labelled, percent, plain, rate, size
 from tuning.report.named import Named
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
@@ -117,7 +117,6 @@ def event(
     told = {
         "probe": [name, fast or outcome, peak, knobs, failed],
         "trial": [name, ended, values, trained, knobs, failed],
-        "rated": [name, fast, knobs],
         "rung": [name, f"{record.get('samples')} samples", values],
         "refused": [reason, knobs],
         **{key: [name, reason] for key in ("retired", "widened", "lost")},
@@ -133,68 +132,62 @@ def event(
 
 @of_its_knobs
 def summary(found: Summary) -> list[RenderableType]:
-    """Returns the result to be printed: what to set, what it buys and how sure, then the rest; for any width."""
-    best, times = found.best, found.times
+    """Returns the result to be printed: the answer in a sentence, what to set, what else to choose, then the rest."""
+    best, head = found.best, Text(plain(sentences.answer(found)), style="bold")
     rows: list[tuple[str, RenderableType]] = []
     if cut := sentences.cut_sentence(found):
         rows.append(("note", Text(f"{cut}.", style="yellow")))
-    if best is not None:
+    if best is not None and not sentences.keeps_today(found):
         before, trial = sentences.present(found), f"({sentences.found_by(best)})"
         chosen = fmt.settings(best.config, before)
         rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else f"nothing: the defaults {trial}"))
         if chosen:
             rows.append(("", f"every other knob at its default{' and as in before' * (before is not None)} {trial}"))
-    rows.append(("gain" if best else "", Text(sentences.answer(found), style="" if best else "bold")))
-    if parts := sentences.parts_sentence(found):
-        rows.append(("", f"{parts}."))
+        if before is not None and (changes := fmt.changes(best.config, before)):
+            rows.append(("changes", f"from before: {', '.join(changes)}"))
+    rows += [("but", Text(f"{said}.", style="yellow")) for said in sentences.cautions(found)]
+    parts = [head, labelled(rows)] if rows else [head]
+    if (grid := tables.answers(found, brief=True)) is not None:
+        parts += [Text(""), fmt.table(grid.head, grid.rows), Text(plain(sentences.measured_sentence(found))), Text("")]
+    return [*parts, labelled(_rest(found)), *_ablated(found), Text("")]
+
+
+def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
+    """Yields what stands behind the answer, and how the run went."""
+    best, times = found.best, found.times
     if best is not None:
-        if before is not None:
-            changes = fmt.changes(best.config, before)
-            rows.append(("changes", f"from before: {', '.join(changes) or 'none'}"))
-        if best.trial and found.rule:
-            rows.append(("picked", plain(found.rule)))
-        rows += _of_best(found, best)
+        if parts := sentences.parts_sentence(found):
+            yield "why", f"{parts}."
+        if found.rule:
+            yield "picked", plain(found.rule)
+        yield from _of_best(found, best)
     if found.place.virtual or sentences.is_held(found.place):
-        rows.append(("device", sentences.place_sentence(found.place)))
-    rows += [("knobs", said) for said in sentences.kinds(found.kinds)]
-    rows += [("note", Text(plain(said), style="yellow")) for said in found.warnings]
+        yield "device", sentences.place_sentence(found.place)
+    yield from (("knobs", said) for said in sentences.kinds(found.kinds))
+    yield from (("note", Text(plain(said), style="yellow")) for said in found.warnings)
     if found.baselines:
         told = (f"{plain(n)} {', '.join(f'{v:.3f}' for v in own.values())}" for n, own in found.baselines.items())
-        rows.append(("baselines", ", ".join(told)))
+        yield "baselines", ", ".join(told)
     short = found.trials_asked is not None and found.trials_done < found.trials_asked
-    rows.append(
-        ("trials", fmt.counts(found.trial_counts) + (f" ({found.trials_asked} were asked for)" if short else ""))
-    )
-    rows += [("", said) for said in sentences.failed(found.trials)]
+    yield "trials", fmt.counts(found.trial_counts) + (f" ({found.trials_asked} were asked for)" if short else "")
+    yield from (("", said) for said in sentences.failed(found.trials))
     if found.probes:
-        rows.append(("probes", fmt.counts(found.probe_counts)))
-        rows += [("", said) for said in sentences.failed(found.probes)]
-    parts = ", ".join(
-        f"{name} {percent(s / times.wall_s)}" for name, s in sentences.shares(found) if s >= 5e-4 * times.wall_s
-    )
-    rows.append(("time", f"{duration(times.wall_s)}{': ' if parts else ''}{parts}"))
+        yield "probes", fmt.counts(found.probe_counts)
+        yield from (("", said) for said in sentences.failed(found.probes))
+    shares = [(name, s / times.wall_s) for name, s in sentences.shares(found) if s >= 5e-4 * times.wall_s]
+    told = (f"{name} {percent(share)}" for name, share in shares)
+    yield "time", f"{duration(times.wall_s)}{': ' if shares else ''}{', '.join(told)}"
     if found.stop_reason and found.stop_reason != "finished":
-        rows.append(("ended", found.stop_reason))
-    return [labelled(rows), *_tables(found), Text("")]
+        yield "ended", found.stop_reason
 
 
 def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
-    ground = ""
-    if grounds := best.throughput or best.trained:
-        what = "window" if best.throughput else "whole training"
-        count = len(grounds.windows)
-        reach = ", ± 95 % interval of that mean" * (count > 2)
-        ground = f": mean of {count} {what}s{reach}" if count > 1 else f": one {what}"
-    yield "speed", f"{speed(grounds, best.probed_samples_per_s)} samples/s{ground}"
     for name, own in best.quality.items():
-        count, asked = len(own.by_seed), found.seeds_asked
-        short = f" of {asked} planned" if count < asked else ""
-        seeds = f": range of the next run, 95 %, from {count} seeds{short}" if count > 2 else f": two seeds{short}"
-        seeds = f": one seed{short}" if count == 1 else seeds
+        count = len(own.by_seed)
+        seeds = f": range of the next run, 95 %, from {count} seeds" if count > 2 else ": two seeds"
+        seeds = ": one seed" if count == 1 else seeds
         seeds = ": one seed, which train(run) sets itself" if found.sets_its_seed else seeds
         yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
-    if untrained := sentences.not_trained_sentence(found, "the second command below trains it"):
-        yield "", f"{untrained}."
     if best.peak_allocated_bytes:
         cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""
         yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak"
@@ -210,12 +203,8 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         yield "note", text
 
 
-def _tables(found: Summary) -> Iterator[RenderableType]:
-    """Yields what was measured beside the best, and what each optimisation bought."""
-    measured = tables.configurations(found, brief=True)
-    if measured is not None:
-        yield Text("")
-        yield fmt.table(measured.head, measured.rows)
+def _ablated(found: Summary) -> Iterator[RenderableType]:
+    """Yields what each optimisation bought, as far as that was measured."""
     if found.ablation:
         yield Text("")
         yield from ablation(found.ablation)

@@ -33,25 +33,26 @@ class TrialView:
     on_front: bool = False
     active: Mapping[str, Any] = field(default_factory=dict)
     named: str = ""
-    """The configuration given by hand, such as `before`, whose training it was."""
+    """The reference, `before` or the plain defaults, if it was its training."""
     has_ended: bool = False
     """A loop of one's own ended it before its horizon."""
-    is_overtaken: bool = False
-    """It trained with other system knobs than `config` has, which are faster by what was probed and tried."""
 
 
 def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> list[TrialView]:
-    """Returns each trial once, with its last record and the fastest knobs known: a resumed run may repeat one."""
+    """Returns each trial once, with its last record: a resumed run may repeat one.
+
+    Earlier versions gave it the system knobs of one that was faster in turns (`rated`).
+    """
     ended = [with_values(r, records) for r in records if r.event == "trial"]
     last = {str(r.get("trial", "")): view(r, objectives, "trial") for r in ended}
-    for name, trial in trained_as(records).items():
-        last |= {trial: replace(last[trial], named=name)} if trial in last else {}
+    named = {str(r["trial"]): str(r["named"]) for r in records if r.event == "trial_start" and r.get("named")}
+    last |= {trial: replace(last[trial], named=name) for trial, name in named.items() if trial in last}
     for trial, record in rated(records).items():
         own, config = last[trial], mapping(record.get("config"))
         own = replace(own, samples_per_s=finite(record.get(SPEED)))
         if config != own.config:  # what was measured of the configuration that ran does not hold for this one
             own = replace(own, config=config, measured_samples_per_s=None, peak_allocated_bytes=None)
-            own = replace(own, joules_per_sample=None, active={}, is_overtaken=True)
+            own = replace(own, joules_per_sample=None, active={})
         last[trial] = own
     return list(last.values())
 
@@ -65,11 +66,6 @@ def with_values(record: Record, records: Sequence[Record]) -> Record:
         return record
     rungs = (r for r in reversed(records) if r.event == "rung" and r.get("trial") == record.get("trial"))
     return replace(record, fields={**record.fields, "values": next((r.get("values") for r in rungs), {})})
-
-
-def trained_as(records: Sequence[Record]) -> dict[str, str]:
-    """Returns the trials in which configurations that were given were trained, by their names."""
-    return {str(r["named"]): str(r["trial"]) for r in records if r.event == "trial_start" and r.get("named")}
 
 
 def view(record: Record, objectives: Mapping[str, str], key: str) -> TrialView:

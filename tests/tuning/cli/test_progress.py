@@ -1,17 +1,20 @@
 """How far a study is: a value of its records and the clock, and the view that is drawn of it."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 from rich.console import Console
 
-from tests.tuning import hostile
+from tests.tuning import answered, hostile
 from tuning.cli import live
 from tuning.cli.progress import counted, progress, standing
 from tuning.config import load
 from tuning.journal import timeline
 from tuning.journal.records import Record
 from tuning.report import summary
+from tuning.search.race import SYSTEM
+from tuning.search.selection import leader
 from tuning.workers.worker import Asked
 
 SIZES = [(40, 12), (80, 24), (100, 30), (200, 50)]
@@ -107,14 +110,43 @@ def test_every_trial_has_one_row_from_its_start_on_and_those_without_an_end_run(
 
 
 def test_the_best_is_the_one_that_would_be_picked_and_stands_first(records, study):
-    end = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "confirm")
-    found = progress(records[:end], study, 80.0)
+    own = answered.run(records)
+    end = next(n for n, r in enumerate(own) if r.event == "stage" and r["stage"] == "confirm")
+    leads = leader(own[:end]).id
+    found = progress(own[:end], study, 80.0)
     assert found.best is not None
-    assert found.best.name == "t007"
-    assert live.shown(found.rows, 3)[0].name == "t007"
+    assert found.best.name == leads
+    assert live.shown(found.rows, 3)[0].name == leads
     assert [row.is_best for row in found.rows].count(True) == 1
-    assert next(line for line in drawn(found, 100, 30) if line.startswith("* ")).startswith("* t007 ")
-    assert "best 1.84x before" in live.header(found)
+    assert next(line for line in drawn(found, 100, 30) if line.startswith("* ")).startswith(f"* {leads} ")
+    assert "x before" in live.header(found)
+
+
+@pytest.mark.parametrize("end", [3, 8, 12, None])
+def test_in_confirming_everyone_who_is_trained_again_has_a_row_with_its_seeds(records, study, end):
+    own = answered.run(records)
+    begins = next(n for n, r in enumerate(own) if (r.event, r.get("stage")) == ("stage", "confirm")) + 1
+    shown = own[: begins + end] if end else own
+    rows = {row.name: row for row in progress(shown, study, 80.0).rows}
+    trained = Counter(r["name"] for r in shown if r.event == "confirmed")
+    assert all(f"{count} seed" in rows[name].state for name, count in trained.items())
+    assert all(rows[name].value is not None for name in trained)
+
+
+def test_who_trains_on_a_first_fresh_seed_is_shown_at_once(records, study):
+    own = answered.run(records)
+    begins = next(n for n, r in enumerate(own) if (r.event, r.get("stage")) == ("stage", "confirm")) + 1
+    configs = {r["name"]: r["config"] for r in own if r.event == "confirmed"}
+    for name, config in configs.items():
+        rows = progress(own[:begins], study, 80.0, Asked("advance", config)).rows
+        assert [row.name for row in rows if row.since_s is not None] == [name]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("system", SYSTEM), ("reference", "before"), ("faster", "t007")])
+def test_the_pick_that_is_no_trial_is_the_best_too(records, study, kind, name):
+    own = answered.run(records, kind=kind, best="t007" if kind == "faster" else "")
+    assert progress(own, study, 99.0).best.name == name
+    assert ("x before" in live.header(progress(own, study, 99.0))) == (kind != "reference")
 
 
 def test_a_best_that_is_before_itself_is_not_compared_with_it(records, study):

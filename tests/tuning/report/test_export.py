@@ -10,13 +10,14 @@ import subprocess
 import pytest
 import yaml
 
-from tests.tuning import hostile
+from tests.tuning import answered, hostile
 from trainables import Knob
 from trainables.knobs import KnobTable, table
 from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import shareable
 from tuning.report import export, summary
+from tuning.search.race import SYSTEM
 from tuning.stats import uncertainty
 
 
@@ -67,19 +68,41 @@ def test_what_was_never_trained_says_so(found, tmp_path):
     assert yaml.safe_load(path.read_text())["status"] == "probed"
 
 
-def test_the_most_accurate_says_that_it_was_only_probed(found, tmp_path):
-    paths = export.write_most_accurate(found, tmp_path)
-    assert [p.name for p in paths] == ["most_accurate.yaml"]
-    measured = best_file.read(paths[0]).measured
-    assert measured["samples_per_s"]["status"] == "probed"
-    assert measured["quality"]["accuracy"]["status"] == "from the search"
-
-
-def test_a_most_accurate_of_an_earlier_export_is_removed(found, tmp_path):
-    (tmp_path / "most_accurate.yaml").write_text("old")
-    only_best = dataclasses.replace(found, named={"best": found.named["best"]})
+def test_each_other_answer_has_a_file_of_its_own_and_an_earlier_one_that_is_none_is_removed(found, answers, tmp_path):
+    paths = {p.name: p for p in export.write_others(answers, tmp_path)}
+    assert [name.partition(".")[0] for name in paths] == [name for name in answers.answers if name != "best"] != []
+    assert best_file.read(paths["most_accurate.yaml"]).provenance["trial"] == "t009"
+    assert [p.name for p in export.write_others(found, tmp_path)] == ["most_accurate.yaml"]
+    measured = best_file.read(paths["most_accurate.yaml"]).measured
+    assert (measured["samples_per_s"]["status"], measured["quality"]["accuracy"]["status"]) == (
+        "probed",
+        "from the search",
+    )
+    only_best = dataclasses.replace(found, answers={}, named={"best": found.named["best"]})
     assert [p.name for p in export.write_all(only_best, tmp_path)] == ["best.yaml", "front.csv"]
     assert not (tmp_path / "most_accurate.yaml").exists()
+
+
+def test_a_file_of_an_answer_says_how_good_and_how_soon_it_is_beside_today(answers, tmp_path):
+    beside = yaml.safe_load(export.write_best(answers, tmp_path / "best.yaml").read_text())["measured"]["beside_today"]
+    quality, time = answers.answers["best"].quality, answers.answers["best"].time
+    assert (beside["reference"], beside["quality"]["seeds"], beside["quality"]["verdict"]) == ("before", 3, "better")
+    assert beside["quality"]["difference"] == pytest.approx(quality.difference, rel=1e-5)
+    assert beside["seconds_to_it"]["median"] == pytest.approx(time.own.median_s, rel=1e-5)
+    assert beside["seconds_to_it"]["reference"] > beside["seconds_to_it"]["median"]
+    before = yaml.safe_load(export.write_best(answers, tmp_path / "before.yaml", name="before").read_text())
+    assert before["measured"]["beside_today"] is None
+
+
+@pytest.mark.parametrize(("kind", "status", "trial"), [("system", "confirmed", ""), ("reference", "confirmed", "t000")])
+def test_a_pick_that_is_no_trial_of_the_search_is_exported_with_its_own_trainings(
+    records, tmp_path, kind, status, trial
+):
+    own = summary.from_records(answered.run(records, best="", kind=kind))
+    written = yaml.safe_load(export.write_best(own, tmp_path / "best.yaml").read_text())
+    assert (written["status"], written["provenance"]["trial"]) == (status, trial)
+    name = {"system": SYSTEM, "reference": "before"}[kind]
+    assert list(written["measured"]["quality"]["accuracy"]["by_seed"].values()) == list(answered.QUALITY[name])
 
 
 def test_a_symbolic_link_is_not_written_through(found, tmp_path):

@@ -10,11 +10,10 @@ from scipy import stats
 
 from tests.tuning.report.test_report import bare
 from trainables import Knob
-from trainables.knobs import KnobTable, kind_of
+from trainables.knobs import KnobTable
 from tuning.config.schema import PLAIN
 from tuning.report import format as fmt
 from tuning.report import report, sentences, tables
-from tuning.report.parts import Parts
 from tuning.report.summary import Place, Summary
 from tuning.report.text import summary as printed
 from tuning.stats import uncertainty
@@ -88,11 +87,11 @@ def test_size():
 @pytest.mark.parametrize(
     ("gain", "text"),
     [
-        (Gain("best", "before", 1.84, 1.79, 1.89, 5), "1.84 (1.79 to 1.89) times as fast as before"),
-        (Gain("best", "after", 0.5, 0.4, 0.625, 5), "2.00 (1.60 to 2.50) times slower than after"),
+        (Gain("best", "before", 1.84, 1.79, 1.89, 5), "1.84 times as fast as before (1.79 to 1.89)"),
+        (Gain("best", "after", 0.5, 0.4, 0.625, 5), "2.00 times slower than after (1.60 to 2.50)"),
         (
             Gain("best", "after", 1.01, 0.97, 1.05, 5),
-            "not clearly faster or slower than after: 1.01 (0.97 to 1.05) times",
+            "not clearly faster or slower than after (1.01 times, 0.97 to 1.05)",
         ),
         (
             Gain("best", "after", 1.5, None, None, 0, "short probes"),
@@ -101,7 +100,7 @@ def test_size():
         (Gain("best", "after", 1.5, None, None, 1), "1.50 times as fast as after (from one round: no interval)"),
         (
             Gain("best", "before", 2.58, 0.61, 10.89, 2),
-            "not clearly faster or slower than before: 2.58 times (from 2 rounds)",
+            "not clearly faster or slower than before (2.58 times, from 2 rounds)",
         ),
         (Gain("best", "before", 2.02, 1.73, 2.36, 2), "2.02 times as fast as before (from 2 rounds)"),
         (Gain("best", "before", 0.5, 0.4, 0.625, 2), "2.00 times slower than before (from 2 rounds)"),
@@ -173,7 +172,7 @@ def test_a_best_that_learned_no_more_than_a_baseline_is_said(
     console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
         console.print(*printed(own))
-    assert said in " ".join(captured.get().split())
+    assert said[1:] in " ".join(captured.get().split())
 
 
 def test_no_baseline_or_no_best_says_nothing(found: Summary) -> None:
@@ -201,62 +200,16 @@ def test_the_range_of_the_next_run_needs_several_seeds(found: Summary) -> None:
     assert "next run" not in report.render(bare(alone)).split("<h2>")[0]
 
 
-def test_the_answer_keeps_what_is_faster_than_the_pick(found: Summary) -> None:
-    assert "keep" not in sentences.answer(found)
-    given = replace(found, study={**found.study, "config": {"pick": {"tolerance": 0.03}}})
-    slower = replace(given, gains=(Gain("best", "before", 1.5, 1.4, 1.6, 5), Gain("best", "after", 0.8, 0.75, 0.85, 5)))
-    said = sentences.answer(slower)
-    assert "1.50 (1.40 to 1.60) times as fast as before and 1.25 (1.18 to 1.33) times slower than after" in said
-    assert said.endswith("But keep after if its accuracy (0.884) is enough.")
-    nothing = sentences.answer(replace(slower, baselines={"untrained model": {"accuracy": 0.95}}))
-    assert nothing.count("But") == 1, "no better than a model without training: neither is worth keeping"
-    assert "no better than the baseline untrained model" in nothing
-    strict = replace(slower, study={**found.study, "config": {"pick": {"tolerance": "1%"}}})
-    assert "keep" not in sentences.answer(strict), "0.884 is known to be worse than 0.906"
-    unknown = replace(found.named["after"], quality={})
-    alone = replace(strict, named={**found.named, "after": unknown})
-    assert sentences.answer(alone).endswith("But keep after if its accuracy (not trained here) is enough.")
-    gains = tuple(Gain("best", name, 0.8, 0.75, 0.85, 5) for name in ("before", "after"))
-    both = replace(slower, named=alone.named, gains=gains)
-    assert "keep before if" in sentences.answer(both)
-    assert "keep after" not in sentences.answer(both)  # whose quality nobody knows
-    same = replace(alone, parts={**found.parts, "after": replace(found.parts["after"], others=())})
-    assert sentences.answer(same).endswith(
-        "But keep after: it is faster and learns the same, as only system knobs differ."
-    )
-
-
-def test_a_terminal_has_no_column_for_a_model_that_is_the_same(found: Summary) -> None:
-    same = {name: Parts(name, (), False, 1.0, None, (), "probes") for name in ("before", "after")}
-    other = {name: replace(own, model_ratio=1.5) for name, own in same.items()}
-    for parts, brief, has_it in ((same, True, False), (same, False, True), (other, True, True)):
-        grid = tables.configurations(replace(found, parts=parts), brief=brief)
-        assert grid is not None
-        assert ("by its model" in grid.head) == has_it
-
-
 def test_a_speed_of_trainings_is_marked_beside_speeds_of_windows(found: Summary) -> None:
     assert found.best is not None
     trained = uncertainty.throughput([39_203.0])
-    rival = replace(found.best, name="t003", trial="", trained=trained, throughput=None)
-    grid = tables.configurations(replace(found, confirmed=(found.best, rival)), brief=True)
+    other = replace(found.best, name="t003", trial="", trained=trained, throughput=None)
+    grid = tables.answers(replace(found, confirmed=(found.best, other)))
     assert grid is not None
     fast = {row[0]: row[1] for row in grid.rows}
     assert (fast["best t007"], fast["t003"]) == ("61.3 ± 0.7", "39,203 (trained)")
-    other = replace(found, named={**found.named, "best": replace(found.best, throughput=None, trained=trained)})
-    assert ["samples/s", "61.3 ± 0.7", "39,203 (trained)"] in tables.compared(found, other).rows
-
-
-@pytest.mark.parametrize(("rate", "stands"), [(3e-4, False), (None, True)])
-def test_the_answer_says_where_the_defaults_stand_in_all_that_is_learned(
-    found: Summary, rate: float | None, stands: bool
-) -> None:
-    assert found.best is not None
-    learned = {n: v for n, v in found.best.config.items() if kind_of(n) != "system"}
-    learned |= {} if rate is None else {"learning_rate": rate}
-    defaults = replace(found.named["before"], name=PLAIN, config=learned)
-    own = replace(found, named={**found.named, PLAIN: defaults})
-    assert ("plain defaults stay" in sentences.answer(own)) == stands
+    second = replace(found, named={**found.named, "best": replace(found.best, throughput=None, trained=trained)})
+    assert ["samples/s", "61.3 ± 0.7", "39,203 (trained)"] in tables.compared(found, second).rows
 
 
 def test_the_answer_is_by_the_knobs_of_its_own_run_whichever_are_in_use(found: Summary) -> None:
@@ -264,14 +217,14 @@ def test_the_answer_is_by_the_knobs_of_its_own_run_whichever_are_in_use(found: S
     defaults = replace(found.named["before"], name=PLAIN, config={})
     rows = KnobTable({"channels": Knob(16, "both", values=(16, 32))})
     own = replace(found, table=rows, named={**found.named, "best": best, PLAIN: defaults})
-    assert "plain defaults stay" not in sentences.answer(own)
+    assert "Set channels=32" in sentences.answer(own)
 
 
 @pytest.mark.parametrize(("rung", "short"), [(0.60, True), (0.88, False)])
 def test_trainings_that_learn_most_at_their_end_are_called_too_short(found: Summary, rung: float, short: bool) -> None:
     own = replace(found, curves={t.trial: ((600, rung), (1200, 0.9)) for t in found.trials})
     assert found.baseline is not None
-    assert ("too short to compare" in sentences.answer(own)) == short
+    assert any("too short to compare" in said for said in sentences.cautions(own)) == short
 
 
 def test_what_to_set_is_all_that_differs_from_the_default_or_from_what_there_is() -> None:

@@ -1,16 +1,13 @@
 """What part of a gain is a smaller model: never made up, told by the ablation first, else by the probes."""
 
 import dataclasses
-import io
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.tuning.report.test_summary import changed
 from trainables.knobs import Knob, KnobTable, using
 from tuning.journal.records import Record
-from tuning.report import export, sentences, summary, text
+from tuning.report import sentences, summary
 from tuning.report.ablation_results import AblationResult
 from tuning.report.parts import Parts, parts
 from tuning.search.ablation import AblationPair
@@ -138,14 +135,6 @@ def test_commands_in_sentences_name_the_folder_of_runs_where_it_is_another(recor
     assert command == "python -m tuning ablate 20261121-103412-3f2a '--runs-dir=my runs'"
 
 
-@pytest.mark.parametrize(
-    ("left_s", "said"), [(0.3, "no time is left beside the windows"), (4.0, "4.0s are left beside the windows")]
-)
-def test_a_challenger_that_is_not_trained_again_says_why(left_s, said):
-    found = sentences.challenger_sentence({"decision": "too long", "expected_s": 5.7, "left_s": left_s})
-    assert found == f"may take the pick's place, but needs 5.7s, and {said}"
-
-
 def test_that_system_knobs_change_nothing_learned_is_said_where_it_was_measured(records):
     own = Parts("before", (), False, 1.0, 1.4, (), "")
     kinds = dataclasses.replace(records[1], event="kinds", fields={"changed": {}, "message": ""})
@@ -158,22 +147,3 @@ def test_that_system_knobs_change_nothing_learned_is_said_where_it_was_measured(
 
 
 TRIED = "every configuration of the space was tried"
-
-
-def test_what_was_not_trained_comes_with_the_command_that_trains_it(records, tmp_path):
-    own = [r for r in records if not (r.event == "confirmed" and r["name"] == "before")]
-    found = summary.from_records(own)
-    said = sentences.not_trained_sentence(found)
-    folder, typed = f"runs/nli/{found.id}/", "where the study was started python -m tuning train --from"
-    assert said == (
-        f"The accuracy of before was not measured; {typed} {folder}before.yaml --out {folder}train-before tells it"
-    )
-    printed = io.StringIO()
-    Console(file=printed, width=80).print(*text.summary(found))
-    seen = " ".join(printed.getvalue().split())
-    assert "accuracy of before was not measured; the second command below trains it." in seen
-    assert "train-before" not in seen, "a command in columns cannot be copied"
-    _, command, *_ = sentences.next_commands(found, Path(folder))
-    assert command == f"python -m tuning train --from {folder}before.yaml --out {folder}train-before"
-    assert tmp_path / "before.yaml" in export.write_all(found, tmp_path)
-    assert sentences.not_trained_sentence(summary.from_records(records)) == ""

@@ -95,7 +95,7 @@ def test_it_says_what_was_claimed_and_what_was_measured_on_what(page):
     text = re.sub(r"\s+", " ", page.replace("\u00a0", " "))
     assert "After over before: claimed 4.0x, measured 1.51x (1.50 to 1.53) here." in text
     assert "Throughput is that of Example CPU, 2 cores, not of card rtx3090, which was emulated" in text
-    assert "1.85 (1.83 to 1.86) times as fast as before" in text
+    assert "1.85 times as fast as before (1.83 to 1.86)" in text
 
 
 def test_hostile_text_stays_text_and_an_objective_of_any_name_has_its_figures(records):
@@ -150,13 +150,22 @@ def test_it_says_what_was_active_and_what_was_not_as_asked(found, page):
     assert "as its first step was seen" not in page
 
 
-def test_challengers_that_were_trained_again_stand_beside_the_best(found, page):
+def test_what_was_trained_again_stands_beside_the_best(found, page):
     assert ">t003</th>" not in page.split("<h2>Trials")[0]
     best = found.named["best"]
     again = tuple(dataclasses.replace(best, name=name, trial="") for name in ("t007", "t003"))
     page = report.render(bare(found, confirmed=again))
     assert ">t003</th>" in page
     assert Page(page).open == []
+
+
+def test_a_figure_has_a_faint_line_for_each_seed_of_the_reference_and_the_answers(found, answers):
+    figure = plots.to_quality(answers)
+    assert figure is not None
+    faint = re.findall(r'<path d="[^"]*"[^>]*opacity: 0\.3', figure.svg)
+    assert len(faint) == 3 * (1 + len(answers.answers))
+    assert {"before", "best", "best at today's speed"} <= set(re.findall(r">([^<>]+)</text>", figure.svg))
+    assert plots.to_quality(found) is None, "earlier versions recorded no curves"
 
 
 @pytest.mark.parametrize(("value", "drawn"), [(0.85, True), (0.3, False), (3.0, True)])
@@ -181,12 +190,12 @@ def test_the_answer_comes_first_with_what_to_set_and_the_command(found, page):
     order = (
         "times as fast as before",
         "None of the gain over before",
-        "learning_rate=6.1e-4",
+        "\nlearning_rate=6.1e-4",
         f"train --from runs/nli/{found.id}/best.yaml",
     )
     places = [text.index(part) for part in order]
     assert places == sorted(places)
-    assert places[-1] < text.index("Named by hand, and found")
+    assert places[-1] < text.index("What there is to choose from")
     assert f"<code>python -m tuning ablate {found.id}</code>" in page
 
 
@@ -219,4 +228,3 @@ def test_trials_stand_at_the_speeds_of_the_search_and_the_best_at_that_of_its_wi
     assert set(shown) == {f"{best.samples_per_s:.1f}"}
     assert trial[1] == f"{searched:.1f}"
     assert sentences.SEARCHED in html.unescape(page)
-    assert f'class="figure">{best.samples_per_s:.1f}' in page

@@ -1,0 +1,163 @@
+"""What there is to choose from: each with its own trainings and windows, beside today's on the same seeds."""
+
+import dataclasses
+import re
+
+import pytest
+
+from tests.tuning import answered
+from tuning.report import report, sentences, summary, tables
+from tuning.report.answers import beside
+from tuning.search.confirm import WITH_TODAY
+from tuning.search.race import SYSTEM
+from tuning.stats import uncertainty
+
+
+def of(records, **pick):
+    return summary.from_records(answered.run(records, **pick))
+
+
+def test_an_answer_has_its_own_trainings_and_what_it_has_over_today_on_the_same_seeds(answers):
+    assert list(answers.answers) == ["best", "best_at_speed", "most_accurate"]
+    for name, answer in answers.answers.items():
+        one, trial = answers.named[name], answers.named[name].trial
+        assert tuple(one.quality["accuracy"].by_seed.values()) == answered.QUALITY[trial]
+        assert answer.gain.ratio == pytest.approx(answered.PER_S[trial] / answered.PER_S["before"])
+        assert answer.quality.own - answer.quality.reference == answer.quality.difference
+        assert (answer.quality.seeds, answer.quality.is_fresh) == (3, True)
+        assert len(answer.time.own.by_seed) == 3
+
+
+@pytest.mark.parametrize(
+    ("pick", "kept"),
+    [
+        ({"best_at_speed": "t007", "most_accurate": "t007"}, ["best"]),
+        ({"best_at_speed": "t009"}, ["best", "best_at_speed"]),
+        ({"best_at_speed": "", "most_accurate": ""}, ["best"]),
+    ],
+)
+def test_an_answer_that_is_an_earlier_one_is_left_out(records, pick, kept):
+    assert list(of(records, **pick).answers) == kept
+
+
+def test_an_answer_that_is_worse_than_today_is_left_out(records):
+    own = answered.run(records)
+    worse = [
+        dataclasses.replace(r, fields={**r.fields, "values": {"accuracy": 0.5}})
+        if r.event == "confirmed" and r["name"] == "t009"
+        else r
+        for r in own
+    ]
+    assert list(summary.from_records(worse).answers) == ["best", "best_at_speed"]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("system", SYSTEM), ("reference", "before")])
+def test_a_pick_that_is_no_trial_has_its_own_quality_and_not_that_of_one_unlike_in_system_knobs(records, kind, name):
+    found = of(records, best="", kind=kind)
+    assert tuple(found.best.quality["accuracy"].by_seed.values()) == answered.QUALITY[name]
+    assert found.best.samples_per_s == pytest.approx(1.02 * answered.PER_S[name])
+    assert "not trained" not in sentences.found_by(found.best)
+    untrained = [
+        r for r in answered.run(records, best="", kind="system") if r.get("name") != SYSTEM or r.event != "confirmed"
+    ]
+    best = summary.from_records(untrained).best
+    assert (best.quality, best.curves) == ({}, {})
+
+
+def test_a_pick_with_the_system_knobs_of_today_has_the_quality_of_its_trial_and_the_speed_of_its_windows(records):
+    own = answered.run(records)
+    config = {**next(r["config"] for r in own if r.event == "confirmed" and r["name"] == "t007"), "num_workers": 3}
+    like = next(r for r in own if r.event == "window" and r["name"] == "t007")
+    window = dataclasses.replace(like, fields={**like.fields, "name": "t007" + WITH_TODAY, "config": config})
+    pick = next(n for n, r in enumerate(own) if r.event == "pick")
+    own[pick] = dataclasses.replace(own[pick], fields={**own[pick].fields, "config": config})
+    faster = dataclasses.replace(window, fields={**window.fields, "samples_per_s": 99.0})
+    found = summary.from_records([*own[:pick], faster, *own[pick:]])
+    assert (found.best.trial, found.best.config["num_workers"], found.best.samples_per_s) == ("t007", 3, 99.0)
+    assert tuple(found.best.quality["accuracy"].by_seed.values()) == answered.QUALITY["t007"]
+    assert found.answers["best"].time is None, "they were trained with other system knobs"
+    assert {one.name for one in found.given()} == {"before", "after"}
+
+
+def test_without_windows_speed_is_compared_on_the_same_seeds(records):
+    own = summary.from_records([r for r in answered.run(records) if r.event != "window"])
+    gain = own.answers["best"].gain
+    assert (gain.rounds, gain.grounds) == (3, "trainings on the same seeds")
+    assert gain.ratio == pytest.approx(answered.PER_S["t007"] / answered.PER_S["before"])
+
+
+def quality(*values, confirmed=True):
+    return {"q": uncertainty.quality(dict(enumerate(values)), confirmed=confirmed)}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "spread", "verdict"),
+    [
+        ((0.90, 0.91, 0.90), (0.90, 0.90, 0.91), None, "same"),
+        ((0.95, 0.96, 0.95), (0.90, 0.91, 0.90), None, "better"),
+        ((0.85, 0.86, 0.85), (0.90, 0.91, 0.90), None, "worse"),
+        ((0.95, 0.96, 0.95), (0.90, 0.91, 0.90), 0.1, "same"),
+        ((0.95,), (0.90,), None, "unknown"),
+        ((0.95,), (0.90,), 0.01, "better"),
+        ((0.90,), (0.90,), None, "same"),
+    ],
+)
+def test_better_is_what_differs_by_more_than_seeds_do(found, mine, theirs, spread, verdict):
+    one, other = (dataclasses.replace(found.best, quality=quality(*values)) for values in (mine, theirs))
+    flipped = {"better": "worse", "worse": "better"}
+    assert beside(one, other, ("q", "max"), spread).verdict == verdict
+    assert beside(one, other, ("q", "min"), spread).verdict == flipped.get(verdict, verdict)
+    assert beside(other, one, ("q", "max"), spread).verdict == flipped.get(verdict, verdict)
+
+
+def test_fresh_seeds_are_not_paired_with_that_of_the_search(found):
+    one = dataclasses.replace(found.best, quality=quality(0.9, 0.8))
+    other = dataclasses.replace(found.best, quality=quality(0.7, confirmed=False))
+    assert beside(one, other, ("q", "max"), 0.01).seeds == 0
+    assert beside(one, other, ("q", "max"), 0.01).verdict == "unknown"
+    assert beside(one, dataclasses.replace(found.best, quality={}), ("q", "max"), None) is None
+
+
+def test_the_first_sentence_says_what_to_set_how_fast_how_good_and_how_soon(answers):
+    said = sentences.answer(answers)
+    assert re.fullmatch(
+        r"Set .*: trains 1\.85 times as fast as before \(.*\), with accuracy better by 0\.019 \(0\.906, before 0\.887, "
+        r"on 3 seeds\), and reaches before's accuracy in \d+s instead of \d+s\.",
+        said,
+    )
+
+
+def test_the_first_sentence_keeps_what_is_trained_today_if_nothing_is_faster(records):
+    assert sentences.answer(of(records, best="", kind="reference")).startswith("Keep before: of 11 configurations none")
+
+
+def test_the_first_sentence_names_the_system_knobs_alone_if_the_rest_stays(records):
+    said = sentences.answer(of(records, best="", kind="system"))
+    assert said.startswith("Set num_workers=0, the rest as in before: trains 1.21 times as fast as before")
+    assert "at the same accuracy (0.887, before 0.887, on 3 seeds)" in said
+
+
+def test_what_was_not_trained_on_fresh_seeds_is_said_to_be_unconfirmed(records):
+    own = [r for r in answered.run(records) if r.event not in ("confirmed", "window", "pick")]
+    assert sentences.answer(summary.from_records(own)).startswith("The best so far, unconfirmed: set ")
+    picked = [r for r in answered.run(records) if r.event != "confirmed"]
+    assert "by one seed, unconfirmed" in sentences.answer(summary.from_records(picked))
+
+
+def test_the_table_has_today_first_then_each_answer(answers, records):
+    grid = tables.answers(answers)
+    assert [row[0].split()[0] for row in grid.rows][:4] == ["before", "best", "best", "most"]
+    assert grid.stressed == 1
+    assert len({len(row) for row in [grid.head, *grid.rows]}) == 1
+    only = tables.answers(of(records, most_accurate="", best_at_speed=""))
+    assert {"t003", "t009"} <= {row[0] for row in only.rows}, "what else was trained again is not left out"
+    kept = tables.answers(of(records, best="", kind="reference", most_accurate="", best_at_speed=""), brief=True)
+    assert [row[0] for row in kept.rows] == ["before", "after"]
+
+
+def test_how_soon_it_is_as_good_is_in_the_page_and_says_on_how_many_seeds_it_is_not(answers, records):
+    page = report.render(answers)
+    assert "What there is to choose from" in page
+    assert "seconds of training" in page
+    own = of(records, best="", kind="system")
+    assert "not in 1 of 3 seeds" in str(tables.answers(own).rows)

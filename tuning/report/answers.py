@@ -1,0 +1,102 @@
+"""The configurations to choose from, each beside what is trained today: speed, quality on the same seeds, and time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tuning.report.named import PICKS, Named
+from tuning.report.time_to_quality import TimeToQuality, time_to_quality
+from tuning.search.rule import ROUNDING
+from tuning.stats.uncertainty import Gain, mean_half_width
+
+
+@dataclass(frozen=True)
+class BesideToday:
+    """A quality and that of the reference: means over the same `seeds`, in the objective's own unit.
+
+    `half_width` is that of the 95 % interval of the mean difference, None below two seeds. Without a common seed
+    `seeds` is 0, and the means are of other ones. `is_fresh`: the seeds are not the search's, by which the
+    configuration was chosen. `verdict` is unknown if nothing tells how much seeds differ.
+    """
+
+    own: float
+    reference: float
+    half_width: float | None
+    seeds: int
+    is_fresh: bool
+    verdict: Literal["same", "better", "worse", "unknown"]
+
+    @property
+    def difference(self) -> float:
+        """Returns by how much the quality is larger than the reference's, the better or not."""
+        return self.own - self.reference
+
+
+@dataclass(frozen=True)
+class AnswerView:
+    """One of the configurations to choose from: its name among those of `PICKS`, and what it has over the reference.
+
+    None of speed, quality or time if it was not measured of both.
+    """
+
+    name: str
+    gain: Gain | None
+    quality: BesideToday | None
+    time: TimeToQuality | None
+
+
+def answers(
+    named: Mapping[str, Named],
+    reference: Named | None,
+    gains: Sequence[Gain],
+    objective: tuple[str, str],
+    spread: float | None,
+) -> dict[str, AnswerView]:
+    """Returns the pick, the best quality at no less than today's speed, and the best quality, by name.
+
+    Who equals an earlier one is left out, and who is worse than the reference, which is then the best itself.
+    `objective` is its name and mode; `spread` is what two trainings differ by from seed to seed, None if not known.
+    """
+    found, trials = dict[str, AnswerView](), set[str]()
+    for name in PICKS:
+        one = named.get(name)
+        if one is None or (found and one.trial in trials):
+            continue
+        quality = None if reference is None else beside(one, reference, objective, spread)
+        sign = -1.0 if objective[1] == "min" else 1.0
+        if found and quality is not None and sign * quality.difference < 0:
+            continue
+        gain = next((g for g in gains if reference and (g.of, g.over) == (name, reference.name)), None)
+        time = None if reference is None else time_to_quality(one.curves, reference.curves, objective[1])
+        found[name] = AnswerView(name, gain, quality, time)
+        trials.add(one.trial)
+    return found
+
+
+def beside(one: Named, reference: Named, objective: tuple[str, str], spread: float | None) -> BesideToday | None:
+    """Returns the quality of a configuration beside the reference's, None if one of them is not known.
+
+    Better or worse is what differs by more than seeds do: the interval has no 0, and the mean is beyond `spread`.
+    """
+    mine, theirs = (of.quality.get(objective[0]) for of in (one, reference))
+    if mine is None or theirs is None:
+        return None
+    is_fresh = mine.confirmed and theirs.confirmed
+    seeds = sorted(mine.by_seed.keys() & theirs.by_seed.keys()) if mine.confirmed == theirs.confirmed else []
+    if not seeds:
+        return BesideToday(mine.mean, theirs.mean, None, 0, is_fresh, "unknown")
+    pairs = [(mine.by_seed[seed], theirs.by_seed[seed]) for seed in seeds]
+    own, today = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+    reach = mean_half_width([a - b for a, b in pairs])
+    larger = own - today
+    verdict: Literal["same", "better", "worse", "unknown"]
+    if abs(larger) <= max(spread or 0.0, reach or 0.0, ROUNDING):
+        verdict = "same"
+    elif reach is None and not spread:
+        verdict = "unknown"
+    else:
+        verdict = "better" if (larger > 0) == (objective[1] == "max") else "worse"
+    return BesideToday(own, today, reach, len(seeds), is_fresh, verdict)
