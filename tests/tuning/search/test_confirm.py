@@ -309,9 +309,7 @@ def test_stand_in_of_a_reference_that_does_not_train_is_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("more", "is_trained"), [({}, False), ({"search": {"max_time": 480.0}}, True)])
-def test_training_that_the_time_cut_is_made_up_for_once_there_is_more(
-    tmp_path: Path, more: dict[str, Any], is_trained: bool
-) -> None:
+def test_training_that_the_time_cut_is_made_up_for(tmp_path: Path, more: dict[str, Any], is_trained: bool) -> None:
     journal = searched(tmp_path)
     cut = settled(journal, Bench(FLAT, broken=FLAT, outcome="cut"))
     assert cut.name == "t64", "what was cut tells nothing of anybody, and the search decides"
