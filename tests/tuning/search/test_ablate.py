@@ -36,7 +36,7 @@ def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 4):
         return {(one.base, one.knobs): one for one in results}, journal.records
 
 
-def test_a_receipt_is_the_ratio_whatever_the_machine_does_meanwhile(tmp_path: Path) -> None:
+def test_receipt_is_the_ratio_whatever_the_machine_does(tmp_path: Path) -> None:
     found, _ = measured(Drifting(), tmp_path)
     amp = found["best", "amp_dtype"]
     assert amp.gain is not None

@@ -45,7 +45,7 @@ values = st.fixed_dictionaries(
 
 
 @given(best=values, before=values)
-def test_the_sides_differ_in_the_named_knobs_and_what_hangs_on_them(best: dict, before: dict) -> None:
+def test_sides_differ_in_the_named_knobs_and_what_hangs_on_them(best: dict, before: dict) -> None:
     for pair in pairs(best, before)[0]:
         one, other = Knobs.of(pair.with_).as_dict(), Knobs.of(pair.without).as_dict()
         for name in set(pair.with_) & set(pair.without) - set(pair.knobs):

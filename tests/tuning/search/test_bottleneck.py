@@ -67,7 +67,7 @@ def test_each_way_to_lose_time_has_its_name(parts: dict[str, float], telemetry: 
     assert found.sentence == said
 
 
-def test_small_launches_are_memorys_fault_where_a_larger_one_would_not_fit() -> None:
+def test_small_launches_are_memorys_fault_if_no_larger_fits() -> None:
     roomy, full = (judge(spans(passes=0.9), card(0.5), memory_frac=frac) for frac in (0.5, 0.97))
     assert roomy is not None
     assert full is not None
@@ -114,7 +114,7 @@ def test_remedies_are_those_that_are_not_on_and_were_not_tried() -> None:
     assert crowded.remedies == ("ram_cache=true",)
 
 
-def test_who_waits_for_data_is_told_what_for_and_what_may_help_even_where_it_computes_most_of_the_time() -> None:
+def test_who_waits_for_data_is_told_what_for_and_what_helps() -> None:
     waiting = {**spans(wait=0.15, passes=0.80, step=0.05), "collate_s": 0.12, "augment_s": 0.18, "read_s": 0.0}
     found = judge(waiting, {"machine_cpu_frac": 0.5}, {"ram_cache": True}, tried={"num_workers=2"})
     assert found is not None

@@ -25,7 +25,6 @@ from tuning.search.confirm import (
     Confirmed,
     ConfirmTerms,
     confirm,
-    faster_in_turns,
     measure_windows,
     median_rate,
 )
@@ -251,9 +250,9 @@ def test_time_is_kept_and_the_windows_have_theirs(
     rounds = {r["round"] for r in of(journal, "window")}
     assert not bench.trained or len(rounds) >= LEAST_ROUNDS
     confirmed = {(r["name"], r["seed"]) for r in of(journal, "confirmed")}
-    if found.name not in (SYSTEM, "before"):
-        shared = [seed for name, seed in confirmed if name == found.name and ("before", seed) in confirmed]
-        assert shared, "a pick was trained beside the reference"
+    shared = {name for name, seed in confirmed if name != "before" and ("before", seed) in confirmed}
+    if shared and found.name not in (SYSTEM, "before"):
+        assert found.name in shared, "one that was trained beside the reference comes first"
     journal.close()
 
 
@@ -309,19 +308,17 @@ def test_stand_in_of_a_reference_that_does_not_train_is_one(tmp_path: Path) -> N
     journal.close()
 
 
-@pytest.mark.parametrize(("more", "seeds"), [({}, 0), ({"search": {"max_time": 480.0}}, LEAST_SEEDS)])
-def test_training_that_the_time_cut_is_made_up_for_once_there_is_more(
-    tmp_path: Path, more: dict[str, Any], seeds: int
-) -> None:
+@pytest.mark.parametrize(("more", "is_trained"), [({}, False), ({"search": {"max_time": 480.0}}, True)])
+def test_training_that_the_time_cut_is_made_up_for(tmp_path: Path, more: dict[str, Any], is_trained: bool) -> None:
     journal = searched(tmp_path)
     cut = settled(journal, Bench(FLAT, broken=FLAT, outcome="cut"))
-    assert cut.name == SYSTEM, "what was cut tells nothing of anybody"
+    assert cut.name == "t64", "what was cut tells nothing of anybody, and the search decides"
     assert not cut.race.trained
     journal.append("resume", **more)
     again = Bench(FLAT)
     found = settled(journal, again)
-    assert (found.name == "t64") == bool(seeds)
-    assert len({seed for size, _, seed in again.trained if size == 64}) >= seeds
+    assert found.name == "t64"
+    assert (len({seed for size, _, seed in again.trained if size == 64}) >= LEAST_SEEDS) == is_trained
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -411,14 +408,3 @@ def test_clock_is_looked_at_after_each_first_window(tmp_path: Path) -> None:
     journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Slow()
     measure_windows(profiler, journal, NAMED, BUDGET, ignore, lambda: 130.0 - profiler.now)
     assert profiler.probed == [NAMED["before"]], "no time is left for a round of it"
-
-
-@pytest.mark.parametrize(("times", "is_told"), [(1.5, True), (1.0, False), (0.5, False)])
-def test_faster_in_turns_is_who_the_rounds_tell(tmp_path: Path, times: float, is_told: bool) -> None:
-    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    for number, (name, rate) in itertools.product(range(6), (("best", 100.0), ("today", 100.0 * times))):
-        noise = 1 + 0.01 * (-1) ** (number + len(name))
-        journal.append("window", name=name, round=number, config={"batch_size": len(name)}, samples_per_s=rate * noise)
-    found = faster_in_turns(journal.records, {"batch_size": 4}, {"today": {"batch_size": 5}})
-    assert (found is not None) == is_told
-    assert found is None or (found.of, found.ratio) == ("today", pytest.approx(times, rel=0.02))

@@ -17,7 +17,7 @@ from tuning.search.rule import Rule
     ("outcome", "failed", "value"),
     [("ok", False, 0.5), ("stopped", False, 0.3), ("cut", False, 0.3), ("crash", True, 0.5), ("diverged", True, 0.5)],
 )
-def test_stopped_trial_has_not_failed_and_counts_by_its_last_rung(outcome: str, failed: bool, value: float) -> None:
+def test_stopped_trial_counts_by_its_last_rung(outcome: str, failed: bool, value: float) -> None:
     qualities = Qualities()
     for trial, rung in (("t0", 0.6), ("t1", 0.5)):
         qualities.rung(trial, 200, rung)

@@ -50,7 +50,7 @@ class Two(Office):
         return [r for r in self.journal.records if r.event == event]
 
 
-def test_trial_there_has_the_speed_of_the_target_and_its_own_bytes(tmp_path: Path) -> None:
+def test_trial_there_has_the_speed_of_the_target(tmp_path: Path) -> None:
     office = Two(tmp_path)
     begun = [office.next("small") for _ in range(4)]
     assert [bool(r.get("beside")) for r in office.of("trial_start")] == [True, False, False, False]

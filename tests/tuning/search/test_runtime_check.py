@@ -141,7 +141,7 @@ def test_a_batch_may_be_cut_more_evenly_than_asked() -> None:
     assert agrees(nine, micro_batch_size=4) is agrees(nine, micro_batch_size=9) is False
 
 
-def test_compiled_is_told_by_graphs_and_only_where_a_second_step_was_made() -> None:
+def test_compiled_is_told_by_graphs_after_a_second_step() -> None:
     assert agrees({**CPU, "compiled_graphs": 2}, compile="default") is True
     assert agrees({**CPU, "compiled_graphs": 0}, compile="default") is False
     assert not compare({"compile": "default"}, CPU)
@@ -157,7 +157,7 @@ def test_an_augmentation_is_read_by_where_it_ran() -> None:
     assert agrees({**CPU, "augmented_on": "loader"}, device_augmentation=True) is False
 
 
-def test_a_knob_without_effect_here_and_a_run_without_a_step_have_no_row() -> None:
+def test_idle_knob_and_run_without_a_step_have_no_row() -> None:
     assert not compare({"num_workers": 0, "prefetch_factor": 4}, {**CPU, "prefetch_factor": 2})[1:]
     assert compare({"num_workers": 2}, {}) == []
 

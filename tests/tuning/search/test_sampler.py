@@ -47,7 +47,7 @@ def measured(values: Mapping[str, Scalar]) -> Observation:
     return Observation({"samples_per_s": 100 * micro / (micro + 8), "accuracy": accuracy})
 
 
-def test_the_region_that_does_not_fit_is_entered_less_than_by_chance() -> None:
+def test_region_that_does_not_fit_is_entered_less_than_by_chance() -> None:
     entered = by_chance = 0
     for seed in range(2):
         sampler, draw = Sampler(CARD, BOTH, seed, name="tpe"), np.random.default_rng(seed)

@@ -129,6 +129,7 @@ def test_best_probe_learns_what_is_trained_today(tmp_path: Path) -> None:
         found = fastest_probe(journal.records)
         assert found is not None
         assert (found["name"], found["config"], found["samples_per_s"]) == (None, {**learned, "num_workers": 2}, 1600)
+    today["num_workers"] = 4
     journal.append("probe", name="before", config=today, samples_per_s=3200.0, micro_step_s=0.005, **ended)
     found = fastest_probe(journal.records)
     assert found is not None

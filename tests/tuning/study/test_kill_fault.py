@@ -33,9 +33,7 @@ STUDY = [
 ]
 
 
-def test_a_killed_training_goes_on_and_ends_where_an_unbroken_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_training_ends_where_an_unbroken_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     best = tmp_path / "best.yaml"
     best.write_text((Path(__file__).parents[2] / "data" / "mine_best.yaml").read_text().replace("MINE", str(MINE)))
@@ -54,7 +52,7 @@ def test_a_killed_training_goes_on_and_ends_where_an_unbroken_one_does(
     assert not (broken / "checkpoint.json").exists()
 
 
-def test_a_ctrl_c_that_reaches_the_loaders_workers_too_still_saves_a_checkpoint(tmp_path: Path) -> None:
+def test_ctrl_c_that_reaches_the_loaders_saves_a_checkpoint(tmp_path: Path) -> None:
     best = tmp_path / "best.yaml"
     text = (Path(__file__).parents[2] / "data" / "mine_best.yaml").read_text().replace("MINE", str(MINE))
     best.write_text(text.replace("num_workers: 0", "num_workers: 2"))
@@ -73,7 +71,7 @@ def test_a_ctrl_c_that_reaches_the_loaders_workers_too_still_saves_a_checkpoint(
     assert not left
 
 
-def test_a_ctrl_c_while_ray_runs_ends_in_order_says_how_to_go_on_and_leaves_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_while_ray_runs_ends_in_order(tmp_path: Path) -> None:
     journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
     process = start("tuning.run", [*STUDY, "concurrency=2"], tmp_path)
     assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
@@ -85,7 +83,7 @@ def test_a_ctrl_c_while_ray_runs_ends_in_order_says_how_to_go_on_and_leaves_no_p
     assert not left
 
 
-def test_stop_ends_a_run_in_order_and_leaves_what_is_known_unconfirmed(tmp_path: Path) -> None:
+def test_stop_ends_a_run_and_leaves_what_is_known(tmp_path: Path) -> None:
     made = tmp_path / "runs" / "mine" / "killed"
     journal = made / "trials.jsonl"
     process = start("tuning.run", [*STUDY, "concurrency=1"], tmp_path)
@@ -116,7 +114,7 @@ WORKLOAD = Deadly()
 """
 
 
-def test_a_probe_that_kills_its_process_is_a_record_and_the_study_comes_to_its_end(tmp_path: Path) -> None:
+def test_probe_that_kills_its_process_is_a_record(tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text(DEADLY, encoding="utf-8")
     quick = [a for a in STUDY[3:] if not a.startswith(("knobs.", "budget.train", "budget.probe.max"))]
     limits = [

@@ -212,9 +212,7 @@ def test_what_is_decided_on_a_machine(
             assert found[name] == (pytest.approx(value, abs=0.01) if isinstance(value, float) else value), name
 
 
-def test_predicting_has_time_for_large_data_and_at_most_a_quarter_of_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_predicting_has_at_most_a_quarter_of_the_time_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for typed, startup_s, wanted in (
         ("search.max_time=null", 5.0, 70.0),
         ("search.max_time=null", 120.0, 300.0),

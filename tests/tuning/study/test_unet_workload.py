@@ -15,7 +15,7 @@ from tuning.journal.records import last, read
 pytestmark = pytest.mark.workload
 
 
-def test_a_unet_is_tuned_with_its_own_knobs_and_its_batch_norm_is_named(
+def test_unet_is_tuned_with_its_own_knobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "mine.py"
