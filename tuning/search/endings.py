@@ -59,19 +59,23 @@ class Qualities:
         return own[last] + statistics.median(gains) if gains else None
 
     def beside(self, trial: str, milestone: int, reference: str, rule: Rule) -> Rung:
-        """Returns how a trial stands beside the reference at a rung, and how others' standing changed after it."""
+        """Returns how a trial stands beside the reference at a rung, and how others did that came to their end."""
 
         def gain(one: str) -> float | None:
             own, theirs = (self._at_rungs.get(name, {}).get(milestone) for name in (one, reference))
             return None if own is None or theirs is None else rule.gain(own, theirs)
 
         floor = self.whole.get(reference)
-        later = [
-            rule.gain(end, floor) - at_rung
+        ended = [
+            (at_rung, rule.gain(end, floor))
             for one, end in self.whole.items()
             if one != reference and floor is not None and (at_rung := gain(one)) is not None
         ]
-        return Rung(milestone, None if rule.at_least is not None else gain(trial), later, rule.tolerance)
+        return Rung(milestone, gain(trial), ended, rule.tolerance)
+
+    def last_rung(self, trial: str) -> int | None:
+        """Returns the last rung at which a trial was measured."""
+        return max(self._at_rungs.get(trial, {}), default=None)
 
 
 def measured(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,13 +42,15 @@ class Seen:
     """A trial: the searched values, and its quality less the one that the pick has to reach, the larger the better.
 
     `gain` is None if it failed: then it counts as the worst seen. `samples_per_s` is the speed that it is judged by.
+    `is_running`: it has not ended, and its gain is a guess. `error` is the standard error of the gain of one that was
+    stopped, as it is expected at the end. Neither is the pick of now.
     """
 
     values: Mapping[str, Scalar]
     samples_per_s: float
     gain: float | None
     is_running: bool = False
-    """It has not ended: its gain is a guess, and it is not the pick of now."""
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Proposals:
 
         As good is what the model says, not the one noisy training; without a model it is what the training showed.
         """
-        ended = [one for one in known.seen if one.gain is not None and not one.is_running]
+        ended = [one for one in known.seen if one.gain is not None and not one.is_running and not one.error]
         gains = [one.gain or 0.0 for one in ended]
         if len(ended) >= STEPS:
             gains = [one.gain for one in self.expected([one.values for one in ended], known)]
@@ -157,7 +159,8 @@ class _Model:
         rows = np.array([self._row(known.reference), *(self._row(one.values) for one in seen)])
         scaled = np.arcsinh(values / self._scale)
         self._middle, self._spread = float(scaled.mean()), float(scaled.std()) or 1.0
-        self._process = _fitted(rows, (scaled - self._middle) / self._spread)
+        errors = np.array([0.0, *(one.error for one in seen)]) / (self._scale * np.cosh(scaled)) / self._spread
+        self._process = _fitted(rows, (scaled - self._middle) / self._spread, errors)
         self._zero = 0.0
         if known.rule.at_least is None:  # the reference is one noisy training, too: the model knows it better
             self._zero = self._predict([known.reference])[0][0]
@@ -196,14 +199,14 @@ class _Model:
         return row or [0.0]  # of a space with nothing to search
 
 
-def _fitted(rows: Any, values: Any) -> Any:
-    """Returns a Gaussian process fitted to the rows; its noise is what seeds differ by."""
+def _fitted(rows: Any, values: Any, errors: Any) -> Any:
+    """Returns a Gaussian process fitted to the rows, each with its own error; its noise is what trainings differ by."""
     from sklearn.gaussian_process import GaussianProcessRegressor  # only here: importing it takes a second
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
     smooth = Matern(np.ones(rows.shape[1]), length_scale_bounds=(0.3, 5.0), nu=2.5)
     kernel = ConstantKernel(1.0, (0.1, 10.0)) * smooth + WhiteKernel(0.1, NOISE)
-    process = GaussianProcessRegressor(kernel, random_state=0)
+    process = GaussianProcessRegressor(kernel, alpha=1e-8 + errors**2, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a length scale at its bound is no fault
         process.fit(rows, values)

@@ -101,7 +101,9 @@ class Race:
     def expected(self, name: str) -> Expected:
         """Returns what a finalist's gain is expected to be by all that is known."""
         one = self._finalists[name]
-        return one.expected.given(list(one.gains.values()), self.spread)
+        # All trainings of the search have one seed: together they count for no more than one more seed.
+        searched = Expected(one.expected.gain, math.hypot(one.expected.error, self.spread))
+        return searched.given(list(one.gains.values()), self.spread)
 
     def chance(self, name: str) -> float:
         """Returns the probability that a finalist is as good as the reference."""

@@ -94,8 +94,8 @@ class TrialScheduler:
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
         self._sampler = Sampler(searched, objectives, terms.seed, name=terms.sampler, initial=initial)
         self._proposals = Proposals(searched)
-        self._trained: dict[str, tuple[Mapping[str, Scalar], float, float | None]] = {}
-        """Of each trial that ended: the searched values, its speed, its quality or None if it failed."""
+        self._trained: dict[str, tuple[Mapping[str, Scalar], float]] = {}
+        """Of each trial that ended: the searched values, and its speed."""
         self._ratios: dict[tuple[Scalar, ...], float] = {}
         """Of speed groups that nobody probed: speed of the last trial over what was expected of it."""
         self._numbers: dict[str, int] = {}
@@ -392,10 +392,7 @@ class TrialScheduler:
     def _known(self) -> Known:
         """Returns what the next trial is chosen by: reference, rule, and every trial that has begun."""
         rule, quality = self._rule(), self._today()
-        seen = [
-            Seen(values, per_s, None if found is None or quality is None else rule.gain(found, quality))
-            for values, per_s, found in self._trained.values()
-        ]
+        seen = [self._seen(trial, rule, quality) for trial in self._trained]
         for trial, live in self._live.items():
             if trial not in self._beside:
                 values = self._searched(live["knobs"])
@@ -403,6 +400,16 @@ class TrialScheduler:
         today_per_s = max(self._expected_per_s(self._reference), self._speeds.of(self._reference) or 0.0)
         gain = 0.0 if quality is None else rule.gain(quality, quality)
         return Known(self._searched(self._reference), today_per_s, seen, rule, gain)
+
+    def _seen(self, trial: str, rule: Rule, today: float | None) -> Seen:
+        """Returns what a trial that ended has shown; one that was stopped by what is expected of it at its end."""
+        values, per_s = self._trained[trial]
+        whole = self._qualities.whole.get(trial)
+        if whole is not None and today is not None:
+            return Seen(values, per_s, rule.gain(whole, today))
+        last = self._qualities.last_rung(trial)
+        end = None if last is None else self._qualities.beside(trial, last, self._reference_id, rule).end
+        return Seen(values, per_s, None) if end is None else Seen(values, per_s, end.gain, error=max(end.error, 1e-12))
 
     def _today(self) -> float | None:
         """Returns the quality of the reference, of the first trial that ended if it has none; None before that."""
@@ -519,10 +526,9 @@ class TrialScheduler:
         trial, outcome, knobs, per_s = record["trial"], record["outcome"], record["config"], record.get(SAMPLES_PER_S)
         if outcome in endings.OVER_MEMORY or not per_s:
             return  # the guard keeps others like it away
-        quality = self._qualities.whole.get(trial)
-        if outcome in (Outcome.STOPPED, Outcome.CUT) and (quality := self._qualities.guess(trial)) is None:
+        if outcome in (Outcome.STOPPED, Outcome.CUT) and self._qualities.guess(trial) is None:
             return
-        self._trained[trial] = self._searched(knobs), per_s, quality
+        self._trained[trial] = self._searched(knobs), per_s
         expected = fastest(self._speeds, self._guard, knobs)
         if outcome == Outcome.OK and self._speeds.of(knobs) is None and expected is not None:
             self._ratios[group_of(knobs)] = per_s / expected.samples_per_s
