@@ -93,13 +93,15 @@ class Confirming:
         rates, is_probed = [x for r in own if (x := finite(r.get(SPEED)))], self._is_probed(source)
         peaks = [source.peak_allocated_bytes, *(whole(r.get("peak_allocated_bytes")) for r in own or windows)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
+        turns = uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))])
+        timed = own if turns is None else learned  # at the speed of turns those of other system knobs serve as well
         return Named(
             name=name,
             trial=source.trial if name in PICKS else "",
             outcome=source.outcome,
             config=source.config,
             trained=uncertainty.throughput(rates or ([x] if not is_probed and (x := source.samples_per_s) else [])),
-            throughput=uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))]),
+            throughput=turns,
             probed_samples_per_s=source.samples_per_s if is_probed else None,
             quality={name: found for name, found in quality.items() if found is not None},
             peak_allocated_bytes=max(filter(None, peaks), default=None),
@@ -107,7 +109,7 @@ class Confirming:
             samples=_ended_after(learned) or (source.samples if source.has_ended and not learned else None),
             active=next((a for r in [*own, *windows] if (a := mapping(r.get("active")))), source.active),
             labels=labels,
-            curves=curves(own, next(iter(self.objectives), "")),
+            curves=curves(timed, next(iter(self.objectives), ""), None if turns is None else turns.mean),
         )
 
     def _learned(self, labels: frozenset[str]) -> list[Record]:

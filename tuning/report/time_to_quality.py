@@ -68,9 +68,17 @@ def time_to_quality(own: Mapping[int, Curve], reference: Mapping[int, Curve], mo
     return TimeToQuality(*(Reached(by_seed) for by_seed in both))
 
 
-def curves(trainings: Iterable[Record], objective: str) -> dict[int, Curve]:
-    """Returns by seed the curves of trainings that came to their end, as `confirmed` records have them."""
-    found = {whole(r.get("seed")) or 0: _curve(r.get("curve"), objective) for r in trainings}
+def curves(trainings: Iterable[Record], objective: str, per_s: float | None = None) -> dict[int, Curve]:
+    """Returns by seed the curves of trainings that came to their end, as `confirmed` records have them.
+
+    Their seconds are those at `per_s` samples a second, the speed that was measured in turns, if it is given: the pace
+    of a machine changes between two trainings.
+    """
+    found = {}
+    for record in trainings:
+        own_per_s = finite(record.get("samples_per_s"))
+        slower = own_per_s / per_s if own_per_s and per_s else 1.0
+        found[whole(record.get("seed")) or 0] = _curve(record.get("curve"), objective, slower)
     return {seed: curve for seed, curve in found.items() if curve}
 
 
@@ -82,11 +90,11 @@ def mean_curve(found: Iterable[Curve]) -> Curve:
     )
 
 
-def _curve(points: object, objective: str) -> Curve:
+def _curve(points: object, objective: str, slower: float) -> Curve:
     found = []
     for point in points if isinstance(points, Sequence) else ():
         seconds, values = (point[0], point[-1]) if isinstance(point, Sequence) and point else (None, None)
         at_s, value = finite(seconds), finite(mapping(values).get(objective))
         if at_s is not None and value is not None:
-            found.append((at_s, value))
+            found.append((at_s * slower, value))
     return tuple(sorted(found))

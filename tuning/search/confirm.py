@@ -203,13 +203,13 @@ class _Trainings:
                 return self.race()
 
     def _for_quality(self, race: Race) -> list[str]:
-        """Returns the configuration that is expected to be best at no less than today's speed, while seeds lack.
+        """Returns the configuration of the best quality at no less than today's speed, while it lacks seeds.
 
-        Once some have begun it is one of them: the best that is expected would else be another after each seed.
+        It is chosen by the search alone: by what is seen since, another would be expected to be best after each seed.
         """
         able = [t.id for t in self._search if race.per_s(t.id) >= self._reference_per_s / FASTER and race.has(t.id)]
-        able = [name for name in able if name in race.trained] or able
-        best = max(able, key=lambda name: race.expected(name).gain, default=None)
+        nothing = Expected(-math.inf, 0.0)
+        best = max(able, key=lambda name: self._expected.get(name, nothing).gain, default=None)
         return [best] if best is not None and not race.is_settled(best) else []
 
     def race(self) -> Race:

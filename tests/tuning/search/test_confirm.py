@@ -233,7 +233,7 @@ def test_broken_off_anywhere_it_goes_on_to_the_same_answer(tmp_path: Path, case:
             cut.append(record.event, **record.fields)
         done = sum(r.event == "confirmed" for r in records[:kept])
         assert settled(cut, rest, rule, system=system).name == answer
-        assert Counter(rest.trained) == Counter(bench.trained[done:]), "what was measured is not measured again"
+        assert not set(rest.trained) & set(bench.trained[:done]), "what was measured is not measured again"
         assert len(of(cut, "window")) == len(of(journal, "window"))
         cut.close()
 

@@ -51,6 +51,6 @@ def test_trial_stands_beside_the_reference_at_its_rung() -> None:
     found.rung("c", 100, 0.7)
     at_rung = found.beside("c", 100, "ref", rule)
     assert (at_rung.gain, at_rung.may_lose) == (pytest.approx(0.2), 0.01)
-    assert at_rung.later == pytest.approx([-0.1, 0.2]), "by how much the gains of `a` and `b` changed after the rung"
+    assert at_rung.ended == [pytest.approx(pair) for pair in ((0.1, 0.0), (-0.1, 0.1))], "there, and at the end"
     assert found.beside("c", 50, "ref", rule).gain is None
-    assert found.beside("c", 100, "ref", Rule("error", "min", at_least=0.5)).gain is None
+    assert found.beside("c", 100, "ref", Rule("error", "min", at_least=0.5)).gain == pytest.approx(-0.2)

@@ -13,7 +13,8 @@ from tuning.config.choices import PRUNERS, PrunerName
 from tuning.search.pruner import LEAST_CURVES, RULES, Rung, milestones
 
 gains = st.floats(-1e3, 1e3)
-curves = st.lists(st.floats(-1.0, 1.0), min_size=LEAST_CURVES, max_size=9)
+pairs = st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0))
+curves = st.lists(pairs, min_size=LEAST_CURVES, max_size=9)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +30,9 @@ def test_milestones(arguments: tuple[int, int, int], expected: tuple[int, ...]) 
     assert milestones(*arguments) == expected
 
 
-@given(gains | st.none(), st.lists(st.floats(-1.0, 1.0), max_size=LEAST_CURVES - 1), curves, st.floats(0, 1))
+@given(gains | st.none(), st.lists(pairs, max_size=LEAST_CURVES - 1), curves, st.floats(0, 1))
 def test_nobody_stops_before_enough_is_known(
-    gain: float | None, few: list[float], many: list[float], may: float
+    gain: float | None, few: list[tuple[float, float]], many: list[tuple[float, float]], may: float
 ) -> None:
     by_reference = RULES["reference"]
     assert by_reference(Rung(100, gain, few, may)).go_on
@@ -39,13 +40,30 @@ def test_nobody_stops_before_enough_is_known(
     assert all(RULES["none"](Rung(100, gain, later, may)).go_on for later in (few, many))
 
 
-@given(curves, st.floats(0, 1), st.floats(0, 100))
-def test_who_is_ahead_goes_on_and_who_is_far_behind_stops(later: list[float], may_lose: float, far: float) -> None:
-    decide = RULES["reference"]
-    assert decide(Rung(100, -min(later) + far, later, may_lose)).go_on, "as many as there are have lost less"
-    assert decide(Rung(100, -may_lose - sum(later) / len(later) + far + 1e-6, later, may_lose)).go_on
-    # The luck of two deviations, of a spread of 1 at most to either side, is less than 8.
-    assert not decide(Rung(100, -may_lose - 10 - far, later, may_lose)).go_on
+@given(curves, st.floats(0, 1), st.floats(-2, 2))
+def test_trial_stops_only_if_all_that_is_likely_is_behind(
+    ended: list[tuple[float, float]], may_lose: float, gain: float
+) -> None:
+    rung = Rung(100, gain, ended, may_lose)
+    assert rung.end is not None
+    assert rung.end.error >= 0
+    if rung.end.gain >= -may_lose:
+        assert RULES["reference"](rung).go_on
+
+
+@pytest.mark.parametrize(
+    ("ended", "gain", "goes_on"),
+    [
+        ([(-0.4, -0.4), (-0.2, -0.2), (0.0, 0.0), (0.1, 0.1)], -0.3, False),  # as at the rung, so at the end
+        ([(-0.4, 0.01), (-0.2, -0.01), (0.0, 0.0), (0.1, 0.01)], -0.3, True),  # the rung says nothing
+        ([(-0.1, -0.1), (-0.1, -0.1), (-0.1, -0.1), (-0.1, -0.1)], -0.1, False),
+    ],
+    ids=["tells", "tells nothing", "all alike"],
+)
+def test_trial_behind_stops_only_where_the_rung_tells(
+    ended: list[tuple[float, float]], gain: float, goes_on: bool
+) -> None:
+    assert RULES["reference"](Rung(100, gain, ended)).go_on is goes_on
 
 
 def test_every_name_has_a_rule_and_a_line_of_the_help() -> None:
