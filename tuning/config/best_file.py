@@ -178,7 +178,7 @@ class Best:
 
 def text_of(body: Mapping[str, Any], source: str) -> str:
     """Returns the text of a file with this body, which lacks its sha256 alone; raises ConfigError where it is wrong."""
-    plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"}, exclude_unset=True)
+    plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"})
     return yaml_files.dump({**plain, "sha256": _sha256(plain)})
 
 

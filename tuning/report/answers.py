@@ -57,22 +57,21 @@ def answers(
 ) -> dict[str, AnswerView]:
     """Returns the pick, the best quality at no less than today's speed, and the best quality, by name.
 
-    Who equals an earlier one is left out, and who is worse than the reference, which is then the best itself.
-    `objective` is its name and mode; `spread` is what two trainings differ by from seed to seed, None if not known.
+    Who is no better than the reference or an earlier one is left out. `objective` is its name and mode; `spread` is
+    what two trainings differ by from seed to seed, None if not known.
     """
-    found, trials = dict[str, AnswerView](), set[str]()
+    found, sign = dict[str, AnswerView](), -1.0 if objective[1] == "min" else 1.0
     for name in PICKS:
-        one = named.get(name)
-        if one is None or (found and one.trial in trials):
+        one, earlier = named.get(name), [named[other] for other in found]
+        if one is None or one.trial in [other.trial for other in earlier]:
             continue
         quality = None if reference is None else beside(one, reference, objective, spread)
-        sign = -1.0 if objective[1] == "min" else 1.0
-        if found and quality is not None and sign * quality.difference < 0:
+        over = [quality, *(beside(one, other, objective, None) for other in earlier)]
+        if found and any(own is not None and sign * own.difference <= ROUNDING for own in over):
             continue
         gain = next((g for g in gains if reference and (g.of, g.over) == (name, reference.name)), None)
         time = None if reference is None else time_to_quality(one.curves, reference.curves, objective[1])
         found[name] = AnswerView(name, gain, quality, time)
-        trials.add(one.trial)
     return found
 
 

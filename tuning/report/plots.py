@@ -18,7 +18,7 @@ from tuning.config.cards import GIB_BYTES
 from tuning.memory.groups import need_of
 from tuning.report.format import complete, plain, size
 from tuning.report.named import WORDS, Named
-from tuning.report.sentences import baseline_sentence
+from tuning.report.sentences import baseline_sentence, keeps_today
 from tuning.report.summary import Summary
 from tuning.report.time_to_quality import mean_curve
 from tuning.report.trial_views import TrialView
@@ -122,7 +122,8 @@ def to_quality(summary: Summary) -> Figure | None:
 
     The mean over seeds is bold, that of the pick in the accent colour.
     """
-    reference, timed = summary.reference, [name for name, answer in summary.answers.items() if answer.time]
+    reference, kept = summary.reference, {"best"} if keeps_today(summary) else set[str]()
+    timed = [name for name, answer in summary.answers.items() if answer.time and name not in kept]
     shown = [*([reference] if reference else []), *(summary.named[name] for name in timed)]
     if not timed or all(len(curve) < 2 for one in shown for curve in one.curves.values()):
         return None
@@ -135,6 +136,8 @@ def to_quality(summary: Summary) -> Figure | None:
             mean = mean_curve(one.curves.values())
             axes.plot(*zip(*mean, strict=True), color=colour, linewidth=1.8, linestyle=dashes, marker="o", markersize=3)
             _label(axes, WORDS.get(one.name, plain(one.name)), *mean[-1])
+            if not number:
+                axes.axhline(mean[-1][1], color=colour, linewidth=0.8, linestyle="--", zorder=1)
         axes.set_xlabel("seconds of training")
         axes.set_ylabel(_quality_label(summary))
         axes.set_xlim(left=0)
@@ -143,7 +146,7 @@ def to_quality(summary: Summary) -> Figure | None:
     name = plain(shown[0].name)
     caption = (
         f"{plain(summary.objective).capitalize()} over seconds of training of {name} and what there is to choose from: "
-        f"a faint line for each seed, the mean bold. What comes to the height at which {name} ends is as good."
+        f"a faint line for each seed, the mean bold. What comes to the dashed line, where {name} ends, is as good."
     )
     return _figure("to_quality", 2.8, draw, caption)
 

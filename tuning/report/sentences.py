@@ -187,7 +187,8 @@ def same_sentence(found: Summary) -> str:
     Those that were stopped count by their last rung: a task that every training solves has some that lag behind.
     """
     values = [t.values.get(found.objective) for t in found.trials if t.outcome == "ok"]
-    values += [v for one in found.confirmed for v in one.quality[found.objective].by_seed.values()]
+    again = [own for one in found.confirmed if (own := one.quality.get(found.objective))]
+    values += [value for own in again for value in own.by_seed.values()]
     known = [value for value in values if value is not None]
     on_the_way = {value for curve in found.curves.values() for _, value in curve}
     if len(known) < LEAST_ALIKE or len({*known, *on_the_way}) > 1:

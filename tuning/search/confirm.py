@@ -131,7 +131,7 @@ def _entrants(
     system = {n: v for n, v in terms.reference.items() if n in table().system and n != "micro_batch_size"}
     of_today = {**configs[admitted[0]], **system}
     of_today = {n: v for n, v in of_today.items() if is_active(n, of_today)}
-    if of_today not in found.values():
+    if all({**table().defaults, **own} != {**table().defaults, **of_today} for own in found.values()):
         found[admitted[0] + WITH_TODAY] = of_today
     return found
 

@@ -203,7 +203,7 @@ class PickStage:
         interval = f" ± {reach:.2g}" if reach is not None else ""
         fresh = "" if not sets_its_seed(self._journal.records) else ", though train(run) sets its seed itself"
         seeds = f"{len(gains)} fresh seed{'s' * (len(gains) != 1)}"
-        return f"{said}: better than {floor} by {statistics.fmean(gains):.3g}{interval} on {seeds}{fresh}"
+        return f"{said}: {statistics.fmean(gains):+.3g}{interval} beside {floor} on {seeds}{fresh}"
 
 
 def nothing_usable(records: Sequence[Record], folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:

@@ -95,7 +95,8 @@ def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path, make):
 
 def test_what_is_written_keeps_keys_and_order(best):
     before, after = (yaml_files.read(path.read_text(encoding="utf-8"), "") for path in (MINE, best))
-    assert after["measured"].pop("samples") is None  # the file lacks it, as no training ended by itself
+    optional = [after["measured"].pop(name) for name in ("samples", "beside_today")]
+    assert optional == [None, None]  # the file lacks them, as no training ended by itself
     assert list(before) == list(after)
     assert {**after, "sha256": before["sha256"]} == before
     assert best_file.read(best).warnings == ()
