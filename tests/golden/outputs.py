@@ -26,6 +26,8 @@ TINY = {
     "budget.confirm.seeds": "2",
 }
 """A study that goes through every stage; of `mine` it takes about 12 s with one slot."""
+SLOW = ["named.before.batch_size=8", "named.before.micro_batch_size=8", "pick.tolerance=1"]
+"""What makes almost any configuration of `mine` a faster one that is as good as today's: that is trained again."""
 BESIDE = 1
 """Trials beside those that are asked for: the reference, which is `before` of `mine`."""
 ENDINGS = {"ok", "stopped", "oom", "refused", "lost"}

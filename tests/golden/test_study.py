@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import MINE, run, start
-from tests.golden.outputs import BESIDE, answer, journal, killed_once, of, resumed, study, tiny
+from tests.golden.outputs import BESIDE, SLOW, answer, journal, killed_once, of, resumed, study, tiny
 
 HUNGRY = """
 import torch
@@ -34,7 +34,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a study that has ended, which ran in one process without Ray; a test works on a copy."""
     folder = tmp_path_factory.mktemp("ended")
     (folder / "ray.py").write_text("raise RuntimeError('Ray was imported')")  # the working folder comes first
-    study(folder, "concurrency=1")
+    study(folder, "concurrency=1", *SLOW)
     return folder
 
 
@@ -45,7 +45,7 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(ended: Path, tmp_
         r["event"] for r in records
     }
     shown = (tmp_path / "out").read_text()
-    assert shown.startswith("set ")
+    assert shown.startswith("Set ")
     assert "\x1b" not in shown + (tmp_path / "err").read_text()
 
     (row,) = answer(tmp_path, "list")
@@ -106,13 +106,13 @@ def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None
     (tmp_path / "hungry.py").write_text(HUNGRY)
     card = ["card=rtx4060", "card.memory_gib=0.003", "card.reserve_gib=0", "knobs.amp_dtype=fp32"]
     time = "budget.probe.max_time_s=30"  # on a slow machine, too, the largest micro-batch is probed
-    records = study(tmp_path, "concurrency=1", "search.trials=5", time, *card, workload="hungry.py")
+    records = study(tmp_path, "concurrency=1", "search.trials=5", time, *card, *SLOW, workload="hungry.py")
     first = of(records, "study")[0]
     cap = first["card"]["cap_bytes"]
     assert first["card"]["virtual"]
     assert cap < 0.004 * 2**30
     ended = of(records, "trial")
-    assert len(ended) == 5
+    assert len(ended) == 5 + BESIDE
     assert "lost" not in {r["outcome"] for r in ended}
     failed = [r for r in [*of(records, "probe"), *ended] if r["outcome"] == "oom"]
     assert failed, "at 64 a micro-batch needs 4 MiB more than was measured"
