@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
 
 from tests.commands import MINE, run, start
-from tests.golden.outputs import BESIDE, answer, journal, killed_once, of, resumed, study, tiny
+from tests.golden.outputs import BESIDE, SLOW, answer, journal, killed_once, of, resumed, study, tiny
 
 HUNGRY = """
 import torch
@@ -24,6 +25,7 @@ class Hungry(Moons):
         return super().loss(model, batch) + (0 if late is None else late.sum() * 0)
 
 WORKLOAD = Hungry()
+BEFORE = {"learning_rate": 0.01, "batch_size": 16}
 """
 
 
@@ -32,7 +34,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a study that has ended, which ran in one process without Ray; a test works on a copy."""
     folder = tmp_path_factory.mktemp("ended")
     (folder / "ray.py").write_text("raise RuntimeError('Ray was imported')")  # the working folder comes first
-    study(folder, "concurrency=1")
+    study(folder, "concurrency=1", *SLOW)
     return folder
 
 
@@ -43,7 +45,7 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(ended: Path, tmp_
         r["event"] for r in records
     }
     shown = (tmp_path / "out").read_text()
-    assert shown.startswith("set ")
+    assert shown.startswith("Set ")
     assert "\x1b" not in shown + (tmp_path / "err").read_text()
 
     (row,) = answer(tmp_path, "list")
@@ -69,6 +71,23 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(ended: Path, tmp_
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 
+def test_default_search_trains_the_reference_and_what_is_faster(tmp_path: Path) -> None:
+    records = study(tmp_path, "concurrency=1", "search.sampler=known", "search.trials=6")
+    first, *others = of(records, "trial_start")
+    assert (first["named"], first["beside"]) == ("before", True)
+    assert first["config"].items() >= {"learning_rate": 0.01, "batch_size": 32}.items()
+    assert next(r for r in of(records, "trial") if r["trial"] == first["trial"])["outcome"] == "ok"
+    assert all(r["expected_per_s"] > r["pick_per_s"] for r in others)
+    assert len(others) <= 6
+    (pick,) = of(records, "pick")
+    assert pick["reference"] == "before"
+    rates = [
+        [r["samples_per_s"] for r in of(records, "window") if r["config"] == own]
+        for own in (pick["config"], first["config"])
+    ]
+    assert statistics.median(rates[0]) >= statistics.median(rates[1])
+
+
 def test_a_finished_study_that_is_given_more_trials_goes_on_and_picks_again(ended: Path, tmp_path: Path) -> None:
     shutil.copytree(ended, tmp_path, dirs_exist_ok=True)
     before = len(journal(tmp_path / "runs" / "mine" / "one"))
@@ -87,13 +106,13 @@ def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None
     (tmp_path / "hungry.py").write_text(HUNGRY)
     card = ["card=rtx4060", "card.memory_gib=0.003", "card.reserve_gib=0", "knobs.amp_dtype=fp32"]
     time = "budget.probe.max_time_s=30"  # on a slow machine, too, the largest micro-batch is probed
-    records = study(tmp_path, "concurrency=1", "search.trials=5", time, *card, workload="hungry.py")
+    records = study(tmp_path, "concurrency=1", "search.trials=5", time, *card, *SLOW, workload="hungry.py")
     first = of(records, "study")[0]
     cap = first["card"]["cap_bytes"]
     assert first["card"]["virtual"]
     assert cap < 0.004 * 2**30
     ended = of(records, "trial")
-    assert len(ended) == 5
+    assert len(ended) == 5 + BESIDE
     assert "lost" not in {r["outcome"] for r in ended}
     failed = [r for r in [*of(records, "probe"), *ended] if r["outcome"] == "oom"]
     assert failed, "at 64 a micro-batch needs 4 MiB more than was measured"

@@ -133,7 +133,9 @@ class PickStage:
         until = time.monotonic() + limits.confirm_s()
         name, reference = limits.reference()
         records, space = self._journal.records, self._config.space
-        if reference_of(records) is None and self._picked is not None:  # it could not be trained here
+        if (trained := reference_of(records)) is not None:
+            reference = trained.config  # with the micro-batch that fitted
+        elif self._picked is not None:  # it could not be trained here
             name = self._picked.most_accurate
             reference = next(t.config for t in trials(records) if t.id == name)
         learned = groups.guard(records, limits.cap_bytes())
