@@ -304,6 +304,8 @@ class Limits:
         config, records = self._config, self._journal.records
         if (before := self.before()) is not None:
             return BEFORE, config.space.whole(before)
+        if PLAIN in config.named:  # of a file that does not say what is trained today
+            return PLAIN, config.space.whole(config.named[PLAIN])
         return PLAIN, groups.uncut(config.space, records, groups.guard(records, self.cap_bytes()))
 
     def before(self) -> Mapping[str, Scalar] | None:

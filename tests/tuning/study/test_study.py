@@ -912,7 +912,6 @@ def test_reference_that_alone_came_to_its_end_has_a_pick(tmp_path: Path, outcome
     journal.close()
 
 
-@pytest.mark.xfail(reason="a file without BEFORE: probes measure PyTorch's defaults, trials the middle of the space")
 def test_plain_defaults_are_one_configuration(tmp_path: Path) -> None:
     (tmp_path / "free.py").write_text(MINE.read_text().split("BEFORE")[0])
     made, journal, _ = opened(tmp_path, f"workload={tmp_path / 'free.py'}", started=time.monotonic())
