@@ -83,6 +83,11 @@ class Confirmed:
     race: Race
 
 
+def train_again(profiler: Profiler, journal: Journal, terms: ConfirmTerms, told: Told) -> Race:
+    """Returns the race after finalists and reference were trained on the same few fresh seeds, as a search goes on."""
+    return _Trainings(profiler, journal, terms, told).run(LEAST_SEEDS)
+
+
 def confirm(
     profiler: Profiler, journal: Journal, named: Mapping[str, Mapping[str, Scalar]], terms: ConfirmTerms, told: Told
 ) -> Confirmed:
@@ -93,7 +98,7 @@ def confirm(
     trained or measured again.
     """
     trainings = _Trainings(profiler, journal, terms, told)
-    race = trainings.run()
+    race = trainings.run(len(terms.seeds))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     configs |= {SYSTEM: dict(terms.system or {}), terms.reference_name: dict(terms.reference)}
     admitted, is_speed = race.admitted, terms.rule.goal == "speed"
@@ -186,17 +191,17 @@ class _Trainings:
             for row, t in zip(rows, self._search, strict=True)
         ]
         reference = {n: v for n, v in self._terms.reference.items() if n in names}
-        known = Known(reference, 1.0, seen, rule, rule.gain(floor, floor))
+        known = Known(reference, 1.0, seen, rule, [rule.gain(floor, floor)])
         model = Proposals(self._terms.space)
         expected = dict(zip((t.id for t in self._search), model.expected(rows, known), strict=True))
         return expected, model.noise(known)
 
-    def run(self) -> Race:
-        """Trains in rounds until the pick is settled, the seeds are used up, or the time is; returns what is known."""
+    def run(self, most_seeds: int) -> Race:
+        """Trains in rounds until the pick is settled, so many seeds are used, or the time is; returns what is known."""
         terms = self._terms
         while True:
             race = self.race()
-            wanted = [*race.next_round(terms.budget.top, len(terms.seeds)), *self._for_quality(race)]
+            wanted = [*race.next_round(terms.budget.top, most_seeds), *self._for_quality(race)]
             if not wanted and terms.system is not None and not race.admitted and not race.is_settled(SYSTEM):
                 wanted = [SYSTEM]
             if not sum([self._train_next(name) for name in dict.fromkeys(wanted)]):

@@ -25,10 +25,12 @@ STEP = 1.6
 """How many times as fast as the pick of now such a trial is, or the nearest that there is."""
 RATES = (2.0, 1.0, 4.0, 2.0)
 """Learning rates of these steps, in multiples of the reference's scaled by the square root of the batch."""
+FAIRLY_SURE = 0.75
+"""The chance of being as good as the reference from which a trial is the pick of now."""
 FASTER = 1.02
 """Two speeds that are closer are equal: no probe tells them apart."""
-LEAST_WORTH = 0.01
-"""A search ends when no proposal is expected to make the pick faster by one per cent."""
+LEAST_WORTH = 0.005
+"""A search ends when no proposal is expected to make the pick faster by half a per cent."""
 NOISE = (0.03, 0.5)
 """Bounds of the share of the variance of qualities that seeds make: with a dozen trials less is fitted noise."""
 OTHER_VALUE = 0.3
@@ -63,16 +65,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Known:
-    """What the next trial is chosen by: the reference's values, speed and gain, the rule, and what was seen so far.
+    """What the next trial is chosen by: the reference's values and speed, the rule, and what was seen so far.
 
-    `reference_gain` is 0, unless the rule names a quality in place of the reference's.
+    `reference_gains` are of its own trainings, each beside their mean, or beside the quality that the rule names. A
+    configuration that was trained on several seeds is seen as often.
     """
 
     reference: Mapping[str, Scalar]
     reference_per_s: float
     seen: Sequence[Seen]
     rule: Rule
-    reference_gain: float = 0.0
+    reference_gains: Sequence[float] = (0.0,)
 
 
 class Proposals:
@@ -84,13 +87,15 @@ class Proposals:
     def pick_per_s(self, known: Known) -> float:
         """Returns the speed of the pick of now: of the fastest that is as good as the reference, else the reference's.
 
-        As good is what the model says, not the one noisy training; without a model it is what the training showed.
+        As good is what the model is fairly sure of: the best of several noisy trainings is lucky. Without a model
+        it is what the training showed.
         """
         ended = [one for one in known.seen if one.gain is not None and not one.is_running and not one.error]
-        gains = [one.gain or 0.0 for one in ended]
-        if len(ended) >= STEPS:
-            gains = [one.gain for one in self.expected([one.values for one in ended], known)]
-        good = [one.samples_per_s for one, gain in zip(ended, gains, strict=True) if known.rule.admits(gain)]
+        if len(ended) < STEPS:
+            good = [one.samples_per_s for one in ended if known.rule.admits(one.gain or 0.0)]
+        else:
+            floor, found = -known.rule.tolerance, self.expected([one.values for one in ended], known)
+            good = [o.samples_per_s for o, e in zip(ended, found, strict=True) if e.chance(floor) >= FAIRLY_SURE]
         return max([known.reference_per_s, *good])
 
     def expected(self, values: Sequence[Mapping[str, Scalar]], known: Known) -> list[Expected]:
@@ -121,7 +126,7 @@ class Proposals:
             worth = [e.chance(floor) * math.log(c.samples_per_s / now_per_s) for e, c in zip(found, able, strict=True)]
         else:
             known_gains = [one.gain for one in model.expected([one.values for one in known.seen])]
-            worth = [_improvement(one, max([known.reference_gain, *known_gains])) / model.noise for one in found]
+            worth = [_improvement(one, max([*known.reference_gains, *known_gains])) / model.noise for one in found]
         place = max(range(len(able)), key=worth.__getitem__)
         return able[place], worth[place]
 
@@ -151,16 +156,17 @@ class _Model:
     def __init__(self, space: Space, known: Known) -> None:
         self._space, self._start = space, known.reference
         seen = [*known.seen][-MODELLED:]
-        gains = [known.reference_gain, *(one.gain for one in seen)]
+        today = [known.reference] * len(known.reference_gains)
+        gains = [*known.reference_gains, *(one.gain for one in seen)]
         worst = min(gain for gain in gains if gain is not None)
         values = np.array([worst if gain is None else gain for gain in gains])
-        near = np.sort(np.abs(values[1:]))[: max(2, len(values) // 2)]
+        near = np.sort(np.abs(values[len(today) :]))[: max(2, (1 + len(seen)) // 2)]
         self._scale = max(1e-12, float(np.median(near))) if near.size else 1e-12
-        rows = np.array([self._row(known.reference), *(self._row(one.values) for one in seen)])
+        rows = np.array([self._row(one) for one in [*today, *(one.values for one in seen)]])
         scaled = np.arcsinh(values / self._scale)
         self._middle, self._spread = float(scaled.mean()), float(scaled.std()) or 1.0
-        errors = np.array([0.0, *(one.error for one in seen)]) / (self._scale * np.cosh(scaled)) / self._spread
-        self._process = _fitted(rows, (scaled - self._middle) / self._spread, errors)
+        errors = np.array([0.0] * len(today) + [one.error for one in seen]) / (self._scale * np.cosh(scaled))
+        self._process = _fitted(rows, (scaled - self._middle) / self._spread, errors / self._spread)
         self._zero = 0.0
         if known.rule.at_least is None:  # the reference is one noisy training, too: the model knows it better
             self._zero = self._predict([known.reference])[0][0]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from trainables.knobs import Knobs, Scalar, table
 from tuning.config.choices import PrunerName, SamplerName, Strategy
+from tuning.config.lenient import finite
 from tuning.config.schema import PLAIN
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
@@ -117,6 +118,8 @@ class TrialScheduler:
         self.stop_reason = ""
         """Why no other trial begins, "" while more may."""
         self.is_out_of_time = False
+        self.has_nothing_better = False
+        """It ended since nothing was worth a training: what fresh seeds say may change that."""
         self._restore()
 
     # -- what the executor calls --------------------------------------------------------------------------------------
@@ -383,6 +386,7 @@ class TrialScheduler:
         if found is None or found[1] < LEAST_WORTH:
             what = "faster" if known.rule.goal == "speed" else "better"
             self.stop_reason = f"nothing {what} than the pick of now is likely enough to be worth a training"
+            self.has_nothing_better = True
             return None
         chosen, _ = found
         now = {"expected_per_s": chosen.samples_per_s, "pick_per_s": self._proposals.pick_per_s(known)}
@@ -390,29 +394,50 @@ class TrialScheduler:
         return Proposal(self._sampler.adopt(chosen.values), dict(chosen.values))
 
     def _known(self) -> Known:
-        """Returns what the next trial is chosen by: reference, rule, and every trial that has begun."""
-        rule, quality = self._rule(), self._today()
-        seen = [self._seen(trial, rule, quality) for trial in self._trained]
+        """Returns what the next trial is chosen by: reference, rule, and every training of the trials that began."""
+        rule, again = self._rule(), self._trained_again()
+        own, name = self._today(), self._terms.reference_name
+        todays = [*([] if own is None else [own]), *again.get(name, [])]
+        today = statistics.fmean(todays) if todays else None
+        seen = [self._seen(trial, rule, own, today) for trial in self._trained]
+        for trial, qualities in again.items():
+            if trial in self._trained and today is not None:
+                seen += [Seen(*self._trained[trial], rule.gain(value, today)) for value in qualities]
         for trial, live in self._live.items():
             if trial not in self._beside:
                 values = self._searched(live["knobs"])
                 seen.append(Seen(values, self._expected_per_s(live["knobs"]), 0.0, is_running=True))
         today_per_s = max(self._expected_per_s(self._reference), self._speeds.of(self._reference) or 0.0)
-        gain = 0.0 if quality is None else rule.gain(quality, quality)
-        return Known(self._searched(self._reference), today_per_s, seen, rule, gain)
+        gains = [0.0] if today is None else [rule.gain(value, today) for value in todays]
+        return Known(self._searched(self._reference), today_per_s, seen, rule, gains)
 
-    def _seen(self, trial: str, rule: Rule, today: float | None) -> Seen:
-        """Returns what a trial that ended has shown; one that was stopped by what is expected of it at its end."""
+    def _trained_again(self) -> dict[str, list[float]]:
+        """Returns the qualities on fresh seeds by the name of what was trained: they teach a search that goes on."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for record in self._journal.records:
+            if record.event == "confirmed" and record["outcome"] == Outcome.OK:
+                value = finite(record["values"].get(self._objective))
+                found[record["name"]] += [] if value is None else [value]
+        return found
+
+    def _seen(self, trial: str, rule: Rule, own: float | None, today: float | None) -> Seen:
+        """Returns what a trial has shown by the search's seed; one that was stopped by what is expected of its end.
+
+        `own` is the reference's quality by that seed, `today` its mean over all.
+        """
         values, per_s = self._trained[trial]
         whole = self._qualities.whole.get(trial)
         if whole is not None and today is not None:
             return Seen(values, per_s, rule.gain(whole, today))
         last = self._qualities.last_rung(trial)
         end = None if last is None else self._qualities.beside(trial, last, self._reference_id, rule).end
-        return Seen(values, per_s, None) if end is None else Seen(values, per_s, end.gain, error=max(end.error, 1e-12))
+        if end is None or own is None or today is None:
+            return Seen(values, per_s, None)
+        apart = rule.gain(own, today) if rule.at_least is None else 0.0
+        return Seen(values, per_s, end.gain + apart, error=max(end.error, 1e-12))
 
     def _today(self) -> float | None:
-        """Returns the quality of the reference, of the first trial that ended if it has none; None before that."""
+        """Returns the reference's quality by the search's seed, of the first trial that ended if it has none."""
         whole = self._qualities.whole
         return whole.get(self._reference_id, next(iter(whole.values()), None))
 
@@ -520,6 +545,11 @@ class TrialScheduler:
         else:
             asked = self._asked.get(trial, knobs)  # it may have gone on with other system knobs
             self._sampler.replay(self._searched(asked), self._observation(record))
+
+    @property
+    def has_begun(self) -> int:
+        """Returns how many trials have begun."""
+        return len(self._attempts)
 
     def _learn_speed(self, record: Record) -> None:
         """Takes the speed and the quality of a trial that ended, or was stopped and is guessed."""

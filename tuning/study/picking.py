@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from tuning.search.confirm import (
     ConfirmTerms,
     confirm,
     measure_windows,
+    train_again,
     window_cost_s,
 )
 from tuning.search.endings import OVER_MEMORY
@@ -64,6 +66,12 @@ class PickStage:
         self._is_trained = self._picked is not None or reference_of(journal.records) is not None
         self._probed = None if self._is_trained else self._of_probes()
         self.has_any = self._is_trained or self._probed is not None
+
+    def train_again(self, profiler: Worker, until: float) -> None:
+        """Trains who may be the answer on a few fresh seeds, until a moment of the monotonic clock."""
+        if self._is_trained:
+            terms = dataclasses.replace(self._terms(), left_s=lambda: until - time.monotonic())
+            train_again(profiler, self._journal, terms, self._told)
 
     def run(self, profiler: Worker) -> None:
         """Writes the pick: by the rule over those that were confirmed, else the fastest that was probed."""

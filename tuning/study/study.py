@@ -45,7 +45,7 @@ from tuning.search import runtime_check
 from tuning.search.confirm import SHARE
 from tuning.search.probe import ProbeStage, left_out
 from tuning.search.protocols import TrialPlan
-from tuning.search.scheduler import TrialScheduler
+from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
 from tuning.study.other_kinds import KindStudy, beside
@@ -333,22 +333,14 @@ class _Study:
             if long := self._limits.long():
                 self._note(long)
             plan, terms = self._limits.plan(), self._limits.terms()
-            shares = [kind.share() for kind in self._others]
-            counts = [share.plan.concurrency * self._machines(share.kind) for share in shares]
-            own = plan.on_nodes(self._machines(self._target))
-            scheduler = TrialScheduler(
-                self._journal,
-                self._config.space,
-                groups.guard(self._journal.records, plan.alone_bytes or self._limits.cap_bytes()),
-                terms,
-                dataclasses.replace(own, concurrency=own.concurrency + sum(counts)),
-                self._told,
-                [kind.other(self._config.space) for kind in self._others],
-            )
             self._share(plan)
-            users = (self._users, self._node, self._target, shares)
-            with executors.executor(self._config, plan, profiler, setting, *users) as executor:
-                executor.run(scheduler, plan)
+            while True:
+                scheduler, before = self._run_trials(profiler, setting, plan, terms)
+                if not self._goes_on(scheduler, plan, terms) or scheduler.has_begun == before:
+                    break
+                # What looked good by one seed often is not: fresh seeds, and then the search again with what they say.
+                profiler.deadline = self._limits.ends_at
+                self._pick_stage().train_again(profiler, terms.deadline or math.inf)
             if scheduler.only_crashes:
                 raise self._nothing_usable()
             if waiting := scheduler.waiting:
@@ -357,6 +349,40 @@ class _Study:
             if scheduler.is_out_of_time and (few := self._limits.few()):
                 self._note(few, warns="few")
 
+    def _run_trials(
+        self, profiler: Worker, setting: WorkerConfig, plan: TrialPlan, terms: SearchTerms
+    ) -> tuple[TrialScheduler, int]:
+        """Returns the scheduler after its trials, and how many had begun before it."""
+        shares = [kind.share() for kind in self._others]
+        counts = [share.plan.concurrency * self._machines(share.kind) for share in shares]
+        own = plan.on_nodes(self._machines(self._target))
+        scheduler = TrialScheduler(
+            self._journal,
+            self._config.space,
+            groups.guard(self._journal.records, plan.alone_bytes or self._limits.cap_bytes()),
+            terms,
+            dataclasses.replace(own, concurrency=own.concurrency + sum(counts)),
+            self._told,
+            [kind.other(self._config.space) for kind in self._others],
+        )
+        before = scheduler.has_begun
+        users = (self._users, self._node, self._target, shares)
+        with executors.executor(self._config, plan, profiler, setting, *users) as executor:
+            executor.run(scheduler, plan)
+        return scheduler, before
+
+    def _goes_on(self, scheduler: TrialScheduler, plan: TrialPlan, terms: SearchTerms) -> bool:
+        """Returns whether a search that found nothing more is to go on once fresh seeds have told more.
+
+        Not where trials run in processes of their own: to start these again takes longer than most trials.
+        """
+        is_here = plan.concurrency == 1 and self._users is None and not self._config.dashboard
+        has_time = terms.deadline is not None and time.monotonic() < terms.deadline
+        return scheduler.has_nothing_better and is_here and has_time and not scheduler.only_crashes
+
+    def _pick_stage(self) -> PickStage:
+        return PickStage(self._config, self._journal, self._limits, self._space, self._named, self._told, self._note)
+
     def _machines(self, kind: str) -> int:
         """Returns on how many machines of a kind trials run."""
         return sum(n.kind == kind for n in self._users.training) if self._users is not None else 1
@@ -364,7 +390,7 @@ class _Study:
     def confirm(self, profiler: Worker) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
         profiler.deadline = self._limits.ends_at
-        stage = PickStage(self._config, self._journal, self._limits, self._space, self._named, self._told, self._note)
+        stage = self._pick_stage()
         if not stage.has_any:
             raise self._nothing_usable()
         with self._stage("confirm") as needed:

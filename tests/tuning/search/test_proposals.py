@@ -59,7 +59,7 @@ def test_nothing_slower_than_the_pick_of_now_is_chosen(
 
     reference = {n: v for n, v in OUTSIDE.items() if n in space.parameters} if is_outside else drawn(space, luck)
     rule = Rule("accuracy", "max", at_least=least, goal=goal)
-    known = Known(reference, 10.0, [seen() for _ in range(count)], rule, 0.0 if least is None else -least)
+    known = Known(reference, 10.0, [seen() for _ in range(count)], rule, [0.0 if least is None else -least])
     candidates = [Candidate(drawn(space, luck), luck.uniform(1, 100)) for _ in range(30)]
     proposals, again = Proposals(space), Proposals(space)
     found, floor = proposals.choose(candidates, known), proposals.pick_per_s(known)
