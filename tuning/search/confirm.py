@@ -30,6 +30,8 @@ START_S = 8.0
 """About what a fresh process takes to load torch, data and model: 5 to 9 s for the built-in workloads on 2 cores."""
 LEAST_ROUNDS = 3
 """Rounds of windows that are kept time for before anything is trained: below, an interval of gains says nothing."""
+TURNS = 4
+"""Configurations that take turns as a rule: the pick, one nearly as fast or with today's system knobs, and today's."""
 LEAST_WINDOW_S = 0.3
 """Windows are no shorter than this, however little time there is; then there are fewer rounds."""
 WINDOW_STEPS = 3
@@ -85,7 +87,7 @@ class Confirmed:
 
 def train_again(profiler: Profiler, journal: Journal, terms: ConfirmTerms, told: Told) -> Race:
     """Returns the race after finalists and reference were trained on the same few fresh seeds, as a search goes on."""
-    return _Trainings(profiler, journal, terms, told).run(LEAST_SEEDS)
+    return _Trainings(profiler, journal, terms, told, reserve_s=0.0).run(LEAST_SEEDS)
 
 
 def confirm(
@@ -97,7 +99,8 @@ def confirm(
     then the fastest that the rule admits is whoever was in windows taken in turns. What the records hold is not
     trained or measured again.
     """
-    trainings = _Trainings(profiler, journal, terms, told)
+    reserve_s = windows_reserve_s(terms.left_s(), terms.budget, window_cost_s(journal.records))
+    trainings = _Trainings(profiler, journal, terms, told, reserve_s)
     race = trainings.run(len(terms.seeds))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     configs |= {SYSTEM: dict(terms.system or {}), terms.reference_name: dict(terms.reference)}
@@ -159,7 +162,8 @@ def _fastest(records: Sequence[Record], entrants: Mapping[str, Any], reference: 
 class _Trainings:
     """The trainings on fresh seeds: of the finalists and of the reference; each is a record `confirmed`."""
 
-    def __init__(self, profiler: Profiler, journal: Journal, terms: ConfirmTerms, told: Told) -> None:
+    def __init__(self, profiler: Profiler, journal: Journal, terms: ConfirmTerms, told: Told, reserve_s: float) -> None:
+        """`reserve_s` are the seconds that are left for windows."""
         self._profiler, self._journal, self._terms, self._told = profiler, journal, terms, told
         records = journal.records
         self._search = [
@@ -169,6 +173,7 @@ class _Trainings:
         if terms.system is not None:
             self._configs[SYSTEM] = terms.system
         self._expected, self._noise = self._by_model()
+        self._reserve_s = reserve_s
         self._reference_per_s = terms.per_s(terms.reference) or self._searched_per_s()
 
     def _searched_per_s(self) -> float:
@@ -260,23 +265,19 @@ class _Trainings:
         if seed is None:
             return False
         todo = {one: wanted[one] for one in lacking[seed]}
-        left_s = self._terms.left_s() - self._windows_s()
+        left_s = self._terms.left_s() - self._reserve_s
         costs_s = {one: self._training_s(knobs) for one, knobs in todo.items()}
         if sum(costs_s.values()) > left_s:
             if any(who != reference for who, _ in tried) or costs_s.get(name, math.inf) > left_s:
                 return False
             todo = {name: wanted[name]}  # alone on a fresh seed it still tells whether it was luck
         for one, knobs in todo.items():
-            self._train(one, knobs, seed, self._terms.left_s() - self._windows_s())
+            self._train(one, knobs, seed, self._terms.left_s() - self._reserve_s)
         return True
 
     def _training_s(self, knobs: Mapping[str, Scalar]) -> float:
         per_s = self._terms.per_s(knobs) or self._reference_per_s
         return MORE * self._terms.samples / per_s if per_s else 0.0
-
-    def _windows_s(self) -> float:
-        cost_s = window_cost_s(self._journal.records)
-        return least_windows_s(self._terms.left_s(), self._terms.budget, 2, cost_s)
 
     def _train(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> None:
         journal, samples = self._journal, self._terms.samples
@@ -328,12 +329,12 @@ def windows_s(budget: ConfirmSection, configurations: int, cost_s: float = WINDO
     return budget.windows * configurations * (budget.window_s + cost_s)
 
 
-def least_windows_s(left_s: float, budget: ConfirmSection, configurations: int, cost_s: float) -> float:
-    """Returns the seconds that are kept for windows before anything is trained: `LEAST_ROUNDS`, whole where that is no
-    more than half of the time left, else as short as they may be.
+def windows_reserve_s(left_s: float, budget: ConfirmSection, cost_s: float) -> float:
+    """Returns the seconds that are kept for windows before anything is trained: `LEAST_ROUNDS` of `TURNS` whole ones,
+    in a third of the time at most; at least those of two that are as short as they may be.
     """
-    whole_s, short_s = (LEAST_ROUNDS * configurations * (s + cost_s) for s in (budget.window_s, LEAST_WINDOW_S))
-    return min(whole_s, max(short_s, left_s / 2))
+    whole_s, short_s = (n * LEAST_ROUNDS * (s + cost_s) for n, s in ((TURNS, budget.window_s), (2, LEAST_WINDOW_S)))
+    return min(whole_s, max(short_s, left_s / 3))
 
 
 def window_cost_s(records: Sequence[Record]) -> float:
