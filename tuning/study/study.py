@@ -402,9 +402,10 @@ class _Study:
 
     def _today(self) -> dict[str, Scalar]:
         """Returns what is trained today, as far as it is known: `before`, else the plain defaults, as they fit."""
-        space = self._config.space
-        name, reference = self._limits.reference()
-        return {**groups.defaults(space), **reference} if name == BEFORE else dict(reference)
+        space, records = self._config.space, self._journal.records
+        if before := self._limits.before():
+            return {**groups.defaults(space), **before}
+        return groups.uncut(space, records, groups.guard(records, self._limits.cap_bytes()))
 
     def publish(self) -> None:
         """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""

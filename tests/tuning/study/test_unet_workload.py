@@ -20,9 +20,9 @@ def test_unet_is_tuned_with_its_own_knobs(
 ) -> None:
     mine = tmp_path / "mine.py"
     shutil.copy(ROOT / "tests" / "data" / "unet.py", mine)
-    settings = ["search.trials=4", "search.max_time=4m", "budget.train_epochs=2", "budget.probe.max_time_s=3"]
-    settings += ["budget.probe.probe_time_s=0.2", "budget.confirm.window_s=0.01", "budget.confirm.seeds=1"]
-    settings += ["budget.confirm.top=1", "concurrency=1", "name=one"]
+    settings = ["search.trials=6", "search.sampler=random", "search.max_time=4m", "budget.train_epochs=2"]
+    settings += ["budget.probe.max_time_s=3", "budget.probe.probe_time_s=0.2", "budget.confirm.window_s=0.01"]
+    settings += ["budget.confirm.seeds=1", "budget.confirm.top=1", "concurrency=1", "name=one"]
     assert run("tuning.run", [f"workload={mine}", *settings], tmp_path) == 0, (tmp_path / "err").read_text()
     folder = tmp_path / "runs" / "mine" / "one"
     records, _ = read(folder / "trials.jsonl")
