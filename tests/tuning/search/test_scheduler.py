@@ -148,6 +148,24 @@ def test_only_what_would_be_faster_is_proposed_and_once(searched: tuple[Office, 
     assert len({tuple(sorted(a.knobs.items())) for a in begun}) == len(begun)
 
 
+def test_search_goes_on_below_what_fresh_seeds_refuted(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=30)
+    office.work()
+    assert office.scheduler.has_nothing_better
+    ended = [t for t in trials(office.journal.records) if t.outcome == "ok"]
+    picked_per_s = office.scheduler._proposals.pick_per_s(office.scheduler._known())
+    for seed in (1, 2, 3):
+        for trial in ended:
+            error = float(trial.values["error"] or 0.0) + (0.0 if trial.id == "t000" else 1.0)
+            name = "plain defaults" if trial.id == "t000" else trial.id
+            office.journal.append("confirmed", name=name, seed=seed, outcome="ok", values={"error": error})
+    learned, terms = guard(office.journal.records, None), office.scheduler._terms
+    after = TrialScheduler(office.journal, SPACE, learned, terms, ORDERS, lambda r: None)
+    known = after._known()
+    assert len(known.reference_gains) == 4, "one of the search, three fresh"
+    assert after._proposals.pick_per_s(known) < picked_per_s, "what was refuted is no pick any more"
+
+
 def test_system_knobs_and_speed_come_from_the_probes(searched: tuple[Office, list[TrialRequest]]) -> None:
     office, _ = searched
     for trial in trials(office.journal.records):
