@@ -183,7 +183,11 @@ def test_a_study_of_two_slots_after_another_of_this_process_leaves_nothing_of_ra
     with RayCluster(cores=1, gpus=0, dashboard=False):  # that of the other
         assert set(psutil.Process().children(recursive=True)) - before
     assert not is_left()
-    result = tune("mine.py", {**FAST, "search": {"trials": 2, "max_time": "3m", "pruner": "none"}}, concurrency=2)
+    result = tune(
+        "mine.py",
+        {**FAST, "search": {"trials": 2, "max_time": "3m", "pruner": "none", "sampler": "random"}},
+        concurrency=2,
+    )
     assert result.is_finished
     assert not is_left()
     check_files(result.folder)

@@ -128,13 +128,13 @@ class Race:
 
     @property
     def admitted(self) -> list[str]:
-        """Returns the finalists that may be the pick, the first the pick: the fastest, under `goal="quality"` the best
-        that is no slower than the reference.
+        """Returns the finalists that may be the pick, the first the pick: the fastest, under `goal="quality"` the best.
+        None is slower than the reference.
         """
         found = [one for name, one in self._finalists.items() if name != SYSTEM and self.is_admitted(name)]
+        found = [one for one in found if one.samples_per_s >= self.reference_per_s]
         if self._rule.goal == "speed":
             return [one.name for one in sorted(found, key=lambda one: -one.samples_per_s)]
-        found = [one for one in found if one.samples_per_s >= self.reference_per_s]
         return sorted((one.name for one in found), key=lambda name: -self.expected(name).gain)
 
     def best_quality(self, least_per_s: float = 0.0) -> str | None:
