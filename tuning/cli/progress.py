@@ -17,7 +17,7 @@ from tuning.report.format import outcome, unlike
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
 from tuning.search.race import LEAST_SEEDS, SYSTEM
-from tuning.search.selection import leader
+from tuning.search.selection import leader, reference_name
 from tuning.search.throughput import Speeds, probed
 from tuning.workers.worker import Asked
 
@@ -90,7 +90,8 @@ def progress(
     objective = _objective(records)
     rows = tuple(_rows(records, config, stage, objective, asked or Asked()))
     done, planned = counted(records, config, stage)
-    reference = next((n for n in (BEFORE, PLAIN) if n in {r.get("name") for r in records if r.event == "probe"}), "")
+    probed = {r.get("name") for r in records if r.event == "probe"}
+    reference = reference_name(records) or next((n for n in (BEFORE, PLAIN) if n in probed), "")
     return Progress(
         stage=stage,
         number=names.index(stage) + 1 if stage in names else 0,

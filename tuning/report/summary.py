@@ -109,6 +109,8 @@ class Summary:
     """The knobs of its workload, which may be another than that in use."""
     nodes: tuple[Mapping[str, Any], ...] = ()
     """The nodes of a cluster as they were checked, in each session anew."""
+    reference_name: str = ""
+    """Of what is trained today, as the pick or the search's first trial says; "" if neither does."""
     provisional: bool = False
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
     sets_its_seed: bool = False
@@ -123,8 +125,8 @@ class Summary:
 
     @property
     def reference(self) -> Named | None:
-        """What gains are measured against: the configuration as it was before, else the plain defaults."""
-        return _reference(self.named)
+        """What gains are measured against: what was trained as the reference, else `before`, else the plain defaults."""
+        return _reference(self.named, self.reference_name)
 
     @property
     def trials_done(self) -> int:
@@ -165,8 +167,8 @@ class Summary:
         return tuple(one for one in self.confirmed if one.name not in chosen)
 
 
-def _reference(named: Mapping[str, Named]) -> Named | None:
-    return named.get(BEFORE) or named.get(PLAIN)
+def _reference(named: Mapping[str, Named], name: str) -> Named | None:
+    return named.get(name) or named.get(BEFORE) or named.get(PLAIN)
 
 
 def of_its_knobs(shown: _Function) -> _Function:
@@ -209,7 +211,8 @@ def _from_records(records: Sequence[Record]) -> Summary:
     names = {r.get("name") for r in records if r.event == "confirmed"}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
     best, others = named.get("best"), [n for n in named if n not in PICKS]
-    reference = _reference(named)
+    reference_name = str(pick.get("reference") or selection.reference_name(records))
+    reference = _reference(named, reference_name)
     found_gains = gains(confirming, named, reference.name if reference else "")
     objective = next(iter(objectives.items()), ("", ""))
     ablation = ablation_results(ablated, texts(given.get("claims_of")), dict(best.config) if best else None)
@@ -252,6 +255,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         kinds_are_measured=last_fields(records, "kinds").get("message") == "",
         kinds=kinds_of(records),
         table=table(),
+        reference_name=reference_name,
         provisional=provisional and "best" in named,
         sets_its_seed=selection.sets_its_seed(records),
         beside=sum(t.trial in trained_beside(records) for t in trials),

@@ -49,6 +49,11 @@ def rule_of(records: Sequence[Record]) -> Rule | None:
     )
 
 
+def reference_name(records: Sequence[Record]) -> str:
+    """Returns the name of what the search trains as the reference, "" before it has begun."""
+    return next((str(r["named"]) for r in records if r.event == "trial_start" and r.get("named")), "")
+
+
 def reference_of(records: Sequence[Record]) -> Trial | None:
     """Returns the search's training of the reference, what is trained today; None unless it came to its end."""
     own = {r["trial"] for r in records if r.event == "trial_start" and r.get("named")}

@@ -51,6 +51,18 @@ def test_an_answer_that_is_worse_than_today_is_left_out(records):
     assert list(summary.from_records(worse).answers) == ["best", "best_at_speed"]
 
 
+def test_what_was_trained_as_the_reference_is_compared_with_though_before_was_measured_too(records):
+    own = answered.run(records, reference="plain defaults")
+    plain = [
+        dataclasses.replace(r, fields={**r.fields, "name": "plain defaults"})
+        for r in own
+        if r.event in ("confirmed", "window") and r["name"] == "before"
+    ]
+    at = next(n for n, r in enumerate(own) if r.event == "pick")
+    found = summary.from_records([*own[:at], *plain, *own[at:]])
+    assert (found.reference.name, found.answers["best"].gain.over) == ("plain defaults", "plain defaults")
+
+
 @pytest.mark.parametrize(("kind", "name"), [("system", SYSTEM), ("reference", "before")])
 def test_a_pick_that_is_no_trial_has_its_own_quality_and_not_that_of_one_unlike_in_system_knobs(records, kind, name):
     found = of(records, best="", kind=kind)
