@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from trainables import near_names
 from trainables.knob_columns import Kind, Knob
-from trainables.knobs import KnobTable, Scalar
+from trainables.knobs import OF_THE_LOOP, KnobTable, Scalar
 from trainables.our_knobs import BUILT_IN
 from trainables.workload import REPLACING, OwnLoop, Workload, WorkloadError, table_of
 
@@ -92,7 +92,11 @@ def load_own_loop(ref: str, module: Any) -> OwnLoop:
 
 
 def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
-    """Returns the row of a knob that a SPACE names: of learning alone, unless it says {"kind": "both", ...}."""
+    """Returns the row of a knob that a SPACE names: of learning alone, unless it says {"kind": "both", ...}.
+
+    A system knob of the loop that the user's own optimizer stands in for, such as fused_optimizer, stays a system knob:
+    a study measures that it changes nothing that is learned.
+    """
     searched = _searched(given)
     values = tuple(searched) if isinstance(searched, list | tuple) else ()
     low, high = _end(searched, "low"), _end(searched, "high")
@@ -105,6 +109,9 @@ def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
         default = round(middle) if is_whole else middle
     if any(isinstance(value, float) for value in values) and not isinstance(default, str | bool):
         default = float(default)
+    known = OF_THE_LOOP.get(name)
+    if known is not None and known.kind == "system" and not isinstance(given, Mapping):
+        return Knob(default, "system", known.domain, memory=known.memory, span=known.span, by_hand=known.by_hand)
     kind = given.get("kind", "learning") if isinstance(given, Mapping) else "learning"
     texts = tuple(dict.fromkeys((default, *values))) if isinstance(default, str) else ()
     return Knob(default, cast("Kind", kind), values=texts, shapes_model=kind == "both")

@@ -473,6 +473,7 @@ def test_an_own_knob_is_a_row_with_the_kind_it_gives() -> None:
         "mode": ["a", "b"],
         "flag": [False, True],
         "layers": {"low": 1, "high": 4},
+        "fused_optimizer": [False, True],
         "batch_size": 16,
     }
     before = {"momentum": 0.5, "warmup": 0.1, "name": "c"}  # the last two are not searched
@@ -486,9 +487,11 @@ def test_an_own_knob_is_a_row_with_the_kind_it_gives() -> None:
         "mode": ("learning", "a"),
         "flag": ("learning", False),
         "layers": ("learning", 2),
+        "fused_optimizer": ("system", False),
         "warmup": ("learning", 0.1),
         "name": ("learning", "c"),
     }
+    assert (rows["fused_optimizer"].span, rows["fused_optimizer"].memory) == ("optimizer", "minor")
     assert found.default_space["warmup"] == [0.1]
     assert found.default_space["width"] == [8, 16]
     assert found.default_space["micro_batch_size"] == 16
