@@ -90,6 +90,11 @@ def train_again(profiler: Profiler, journal: Journal, terms: ConfirmTerms, told:
     return _Trainings(profiler, journal, terms, told, reserve_s=0.0).run(LEAST_SEEDS)
 
 
+def train_reference(profiler: Profiler, journal: Journal, terms: ConfirmTerms, told: Told, most_seeds: int) -> None:
+    """Trains the reference on so many fresh seeds, before anything is compared with it: one seed of it misleads."""
+    _Trainings(profiler, journal, terms, told, reserve_s=0.0).train_reference(most_seeds)
+
+
 def confirm(
     profiler: Profiler, journal: Journal, named: Mapping[str, Mapping[str, Scalar]], terms: ConfirmTerms, told: Told
 ) -> Confirmed:
@@ -181,22 +186,29 @@ class _Trainings:
         return float(own.samples_per_s or 0.0) if own is not None else 0.0
 
     def _by_model(self) -> tuple[dict[str, Expected], float]:
-        """Returns what the search's trainings let expect of each finalist, and the noise between seeds."""
-        rule, names = self._terms.rule, self._terms.space.parameters
+        """Returns what the search's trainings let expect of each finalist, and the noise between seeds.
+
+        The reference's quality is the mean of its trainings in the search and before it: later ones count as pairs.
+        """
+        rule, names, name = self._terms.rule, self._terms.space.parameters, self._terms.reference_name
         own = reference_of(self._journal.records)
         values = {t.id: finite(t.values.get(rule.objective)) for t in self._search}
-        floor = None if own is None else finite(own.values.get(rule.objective))
-        if floor is None:
-            floor = next((value for value in values.values() if value is not None), None)
-        if floor is None or not self._search:
+        begun = next((r.seq for r in self._journal.records if r.event == "trial_start"), 0)
+        again = [r for r in self._journal.records if r.event == "confirmed" and r["name"] == name and r.seq < begun]
+        todays = [finite(r["values"].get(rule.objective)) for r in again if r["outcome"] == Outcome.OK]
+        todays += [] if own is None else [finite(own.values.get(rule.objective))]
+        known_todays = [value for value in todays if value is not None]
+        known_todays = known_todays or [value for value in values.values() if value is not None][:1]
+        if not known_todays or not self._search:
             return {}, 0.0
+        floor = statistics.fmean(known_todays)
         rows = [{n: v for n, v in t.config.items() if n in names} for t in self._search]
         seen = [
             Seen(row, float(t.samples_per_s or 0.0), None if (v := values[t.id]) is None else rule.gain(v, floor))
             for row, t in zip(rows, self._search, strict=True)
         ]
         reference = {n: v for n, v in self._terms.reference.items() if n in names}
-        known = Known(reference, 1.0, seen, rule, [rule.gain(floor, floor)])
+        known = Known(reference, 1.0, seen, rule, [rule.gain(value, floor) for value in known_todays])
         model = Proposals(self._terms.space)
         expected = dict(zip((t.id for t in self._search), model.expected(rows, known), strict=True))
         return expected, model.noise(known)
@@ -211,6 +223,17 @@ class _Trainings:
                 wanted = [SYSTEM]
             if not sum([self._train_next(name) for name in dict.fromkeys(wanted)]):
                 return self.race()
+
+    def train_reference(self, most_seeds: int) -> None:
+        """Trains the reference on so many fresh seeds; on no other once one training has failed or was cut."""
+        name = self._terms.reference_name
+        ended = [r for r in self._journal.records if r.event == "confirmed" and r["name"] == name]
+        for seed in self._terms.seeds[:most_seeds]:
+            if any(r["outcome"] != Outcome.OK for r in ended):
+                return
+            if all(r["seed"] != seed for r in ended):
+                self._train(name, self._terms.reference, seed, self._terms.left_s())
+                ended.append(self._journal.records[-1])
 
     def _for_quality(self, race: Race) -> list[str]:
         """Returns the configuration of the best quality at no less than today's speed, while it lacks seeds.

@@ -161,7 +161,7 @@ class _Model:
         worst = min(gain for gain in gains if gain is not None)
         values = np.array([worst if gain is None else gain for gain in gains])
         near = np.sort(np.abs(values[len(today) :]))[: max(2, (1 + len(seen)) // 2)]
-        self._scale = max(1e-12, float(np.median(near))) if near.size else 1e-12
+        self._scale = max(1e-12, known.rule.tolerance, float(np.median(near)) if near.size else 0.0)
         rows = np.array([self._row(one) for one in [*today, *(one.values for one in seen)]])
         scaled = np.arcsinh(values / self._scale)
         self._middle, self._spread = float(scaled.mean()), float(scaled.std()) or 1.0

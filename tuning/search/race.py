@@ -2,7 +2,7 @@
 
 The best of many values of one seed is too good on average. So the few configurations that may be the answer are trained
 again, seed by seed, on the same fresh seeds as the reference; what the search's model expects of each is updated by the
-differences. The pick is the fastest that is then expected to be as good as the reference.
+differences. The pick is the fastest that is then fairly sure to be as good as the reference.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tuning.search.proposals import FAIRLY_SURE
 from tuning.search.rule import Expected, Rule
 
 SYSTEM = "system knobs"
@@ -128,14 +129,19 @@ class Race:
 
     @property
     def admitted(self) -> list[str]:
-        """Returns the finalists that may be the pick, the first the pick: the fastest, under `goal="quality"` the best.
-        None is slower than the reference.
+        """Returns the finalists that may be the pick, the first the pick; none is slower than the reference.
+
+        Those are the ones that are fairly sure to be as good, the fastest first; if there is none, the one of the most
+        worth: its chance of being as good times the log of its speed. Under `goal="quality"` it is the best.
         """
-        found = [one for name, one in self._finalists.items() if name != SYSTEM and self.is_admitted(name)]
-        found = [one for one in found if one.samples_per_s >= self.reference_per_s]
-        if self._rule.goal == "speed":
-            return [one.name for one in sorted(found, key=lambda one: -one.samples_per_s)]
-        return sorted((one.name for one in found), key=lambda name: -self.expected(name).gain)
+        able = [one for name, one in self._finalists.items() if name != SYSTEM and self.is_admitted(name)]
+        able = [one for one in able if one.samples_per_s >= self.reference_per_s]
+        if self._rule.goal == "quality":
+            return sorted((one.name for one in able), key=lambda name: -self.expected(name).gain)
+        sure = [one for one in able if self.chance(one.name) >= FAIRLY_SURE]
+        if not sure:
+            return [max(able, key=lambda one: self._promise([one.name])).name] if able else []
+        return [one.name for one in sorted(sure, key=lambda one: -one.samples_per_s)]
 
     def best_quality(self, least_per_s: float = 0.0) -> str | None:
         """Returns the finalist expected to be best of those that are as fast; None if none was trained again."""

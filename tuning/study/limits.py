@@ -19,6 +19,7 @@ from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC, probes_s
 from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
+from tuning.search.race import LEAST_SEEDS
 from tuning.search.scheduler import SearchTerms
 from tuning.search.throughput import Speeds, group_of, probed, suits
 from tuning.workers import machine, slots
@@ -318,6 +319,19 @@ class Limits:
     def reference_per_s(self) -> float:
         """Returns how fast the reference trains by what was probed, 0 if that is not known."""
         return self.per_s(self.reference()[1])
+
+    def reference_seeds(self) -> int:
+        """Returns on how many fresh seeds the reference is trained before the search: none if that takes long.
+
+        All of its trainings take no more than `REFERENCE_FRAC` of the search's time, or of its trials without a limit.
+        """
+        per_s, ends_at, asked = self.reference_per_s(), self._search_ends_at(), self._config.search
+        if not per_s or asked.strategy != "staged" or self._config.pick.at_least is not None:
+            return 0
+        trainings = float(asked.most_trials)
+        if ends_at is not None:
+            trainings = (ends_at - time.monotonic()) * per_s / (confirm.MORE * self.horizon())
+        return max(0, min(LEAST_SEEDS, int(REFERENCE_FRAC * trainings) - 1))
 
     def per_s(self, knobs: Mapping[str, Scalar]) -> float:
         """Returns how fast a configuration trains by its own probe, else by those like it; 0 if nothing says."""

@@ -27,6 +27,7 @@ from tuning.search.confirm import (
     confirm,
     measure_windows,
     train_again,
+    train_reference,
     window_cost_s,
 )
 from tuning.search.endings import OVER_MEMORY
@@ -66,6 +67,13 @@ class PickStage:
         self._is_trained = self._picked is not None or reference_of(journal.records) is not None
         self._probed = None if self._is_trained else self._of_probes()
         self.has_any = self._is_trained or self._probed is not None
+
+    def train_reference(self, profiler: Worker, most_seeds: int) -> None:
+        """Trains the reference on so many fresh seeds, before the search, if it fits."""
+        terms = self._terms()
+        guard = groups.guard(self._journal.records, self._limits.cap_bytes())
+        if guard.judge(*groups.need_of(terms.reference)).fits:
+            train_reference(profiler, self._journal, terms, self._told, most_seeds)
 
     def train_again(self, profiler: Worker, until: float) -> None:
         """Trains who may be the answer on a few fresh seeds, until a moment of the monotonic clock."""

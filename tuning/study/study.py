@@ -334,6 +334,9 @@ class _Study:
                 self._note(long)
             plan, terms = self._limits.plan(), self._limits.terms()
             self._share(plan)
+            if self._is_here(plan) and (count := self._limits.reference_seeds()):
+                profiler.deadline = self._limits.ends_at
+                self._pick_stage().train_reference(profiler, count)
             while True:
                 scheduler, before = self._run_trials(profiler, setting, plan, terms)
                 if not self._goes_on(scheduler, plan, terms) or scheduler.has_begun == before:
@@ -376,9 +379,12 @@ class _Study:
 
         Not where trials run in processes of their own: to start these again takes longer than most trials.
         """
-        is_here = plan.concurrency == 1 and self._users is None and not self._config.dashboard
         has_time = terms.deadline is not None and time.monotonic() < terms.deadline
-        return scheduler.has_nothing_better and is_here and has_time and not scheduler.only_crashes
+        return scheduler.has_nothing_better and self._is_here(plan) and has_time and not scheduler.only_crashes
+
+    def _is_here(self, plan: TrialPlan) -> bool:
+        """Returns whether trials run one at a time, in the process that also probes."""
+        return plan.concurrency == 1 and self._users is None and not self._config.dashboard
 
     def _pick_stage(self) -> PickStage:
         return PickStage(self._config, self._journal, self._limits, self._space, self._named, self._told, self._note)
