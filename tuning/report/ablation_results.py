@@ -16,7 +16,7 @@ from tuning.stats.uncertainty import Gain
 class AblationResult:
     """What `knobs` bought at `base`: speed with `value` over speed with `instead_of`, and the same of peak memory.
 
-    `gain` is None where one side did not run; `why` then says how it ended. `claim` is what a document says it buys.
+    `gain` is None where one side did not run; `why` then says how it ended.
     """
 
     base: str
@@ -26,7 +26,6 @@ class AblationResult:
     gain: Gain | None
     memory_ratio: float | None
     why: str
-    claim: str
 
     @property
     def verdict(self) -> str:
@@ -38,9 +37,7 @@ class AblationResult:
         return "faster" if self.gain.ratio > 1 else "slower"
 
 
-def ablation_results(
-    records: Sequence[Record], claims: Mapping[str, str], best: Mapping[str, Any] | None = None
-) -> tuple[AblationResult, ...]:
+def ablation_results(records: Sequence[Record], best: Mapping[str, Any] | None = None) -> tuple[AblationResult, ...]:
     """Returns a result for each pair that was measured, those at the best first, by what they bought.
 
     There is none where another configuration than `best` was ablated, as before a study went on.
@@ -51,11 +48,11 @@ def ablation_results(
     by_pair: dict[tuple[str, str], list[Record]] = {}
     for record in found:
         by_pair.setdefault((str(record["base"]), str(record["knobs"])), []).append(record)
-    results = [_result(base, knobs, rounds, claims.get(knobs, "")) for (base, knobs), rounds in by_pair.items()]
+    results = [_result(base, knobs, rounds) for (base, knobs), rounds in by_pair.items()]
     return tuple(sorted(results, key=lambda r: (r.base != "best", -(r.gain.ratio if r.gain else 0.0), r.knobs)))
 
 
-def _result(base: str, knobs: str, rounds: Sequence[Record], claim: str) -> AblationResult:
+def _result(base: str, knobs: str, rounds: Sequence[Record]) -> AblationResult:
     outcomes = {str(r.get(f"{side}_outcome")) for r in rounds for side in ("with", "without")}
     peaks = _pairs(rounds, "peak_bytes")
     return AblationResult(
@@ -66,7 +63,6 @@ def _result(base: str, knobs: str, rounds: Sequence[Record], claim: str) -> Abla
         gain=uncertainty.gain("with", "without", _pairs(rounds, "samples_per_s")),
         memory_ratio=max((a / b for a, b in peaks), default=None),
         why=", ".join(sorted(outcomes - {"ok"})) or "not measured",
-        claim=claim,
     )
 
 

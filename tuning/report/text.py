@@ -156,8 +156,6 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
     """Yields what stands behind the answer, and how the run went."""
     best, times = found.best, found.times
     if best is not None:
-        if parts := sentences.parts_sentence(found):
-            yield "why", f"{parts}."
         if found.rule:
             yield "picked", plain(found.rule)
         yield from _of_best(found, best)
@@ -195,9 +193,6 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         yield "bound by", sentences.verdict_sentence(best.verdict)
     if best.card:
         yield "card", best.card
-    claim = sentences.claim_sentence(found.claim, found.gain("after", "before"))
-    if claim:
-        yield "claims", claim
     asked_for = {name: value for name, value in best.config.items() if found.asks_for(name)}
     for text in runtime_check.disagreements(asked_for, best.active):
         yield "note", text

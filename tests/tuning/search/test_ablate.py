@@ -32,7 +32,7 @@ def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 4):
     """Returns the results of all pairs on that profiler."""
     with Journal.open(folder / "receipts.jsonl", create=True) as journal:
         measure(profiler, journal, pairs(BEST, BEFORE)[0], rounds, 1.0, lambda record: None)
-        results = ablation_results(journal.records, {"amp_dtype": "1.5-2x"})
+        results = ablation_results(journal.records)
         return {(one.base, one.knobs): one for one in results}, journal.records
 
 
@@ -42,7 +42,7 @@ def test_receipt_is_the_ratio_whatever_the_machine_does(tmp_path: Path) -> None:
     assert amp.gain is not None
     # bf16 takes two thirds of a micro-step's time, and the optimiser's millisecond stays.
     assert amp.gain.ratio == pytest.approx((0.042 + 0.001) / (0.042 * 2 / 3 + 0.001), rel=0.03)
-    assert (amp.verdict, amp.claim, amp.value, amp.instead_of) == ("faster", "1.5-2x", "bf16", "fp32")
+    assert (amp.verdict, amp.value, amp.instead_of) == ("faster", "bf16", "fp32")
     idle = found["best", "set_to_none"]
     assert idle.verdict == "nothing that the rounds can tell"
 
@@ -64,10 +64,9 @@ def test_lines_fit_the_terminal(tmp_path: Path) -> None:
     found, records = measured(Drifting(), tmp_path)
     console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
-        console.print(*text.ablation(ablation_results(records, {"amp_dtype": "1.5-2x"})), sep="\n")
+        console.print(*text.ablation(ablation_results(records)), sep="\n")
     said = captured.get()
     assert all(len(line) <= 80 for line in said.splitlines())
-    assert "1.5-2x" in next(line for line in said.splitlines() if line.startswith("amp_dtype"))
     assert "those knobs bought nothing here that can be told" in " ".join(said.split())
     assert len(found) == 6
 
@@ -84,5 +83,5 @@ def test_receipts_are_of_what_was_ablated_last(tmp_path: Path, other: dict[str, 
             return len(profiler.probed)
 
         assert (made(of), made(of), made({**of, **other}), made(of)) == (24, 0, 24, 0)
-        assert len(ablation_results(journal.records, {}, BEST)) == 6
-        assert ablation_results(journal.records, {}, {**BEST, "batch_size": 64}) == ()
+        assert len(ablation_results(journal.records, BEST)) == 6
+        assert ablation_results(journal.records, {**BEST, "batch_size": 64}) == ()
