@@ -17,11 +17,11 @@ from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import timeline
 from tuning.journal.records import Record, is_finished, last_fields, reopened, table_of, trained_beside
 from tuning.journal.timeline import Times
-from tuning.report.ablation_results import AblationResult, ablation_results
 from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
-from tuning.search import selection
+from tuning.search import ablation, selection
+from tuning.search.ablation import AblationResult
 from tuning.search.rule import Baseline, best_baseline
 from tuning.stats.uncertainty import Gain
 
@@ -170,8 +170,9 @@ def from_records(records: Sequence[Record]) -> Summary:
 
 
 def _from_records(records: Sequence[Record]) -> Summary:
-    ablated = [r for r in records if r.event in ("ablation", "receipt")]  # made later, and no part of the run's time
-    records = [r for r in records if r.event not in ("ablation", "receipt")]
+    # An ablation is made later, and no part of the run's time; its windows are of other turns.
+    end = next((n for n, r in enumerate(records) if r.event == "ablation"), len(records))
+    records, ablated = records[:end], records[end:]
     timed = [r for r in records if not _is_of_writing(r)]
     study, pick = last_fields(records, "study"), last_fields(records, "pick")
     provisional = not pick
@@ -196,7 +197,6 @@ def _from_records(records: Sequence[Record]) -> Summary:
     reference = _reference(named, reference_name)
     found_gains = gains(confirming, named, reference.name if reference else "")
     objective = next(iter(objectives.items()), ("", ""))
-    ablation = ablation_results(ablated, dict(best.config) if best else None)
     resumed = [str(r["command"]) for r in records if r.event == "resume" and r.get("command")]
     study = {**study, "command": " && ".join([str(study.get("command", "")), *resumed])}
     return Summary(
@@ -222,7 +222,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
         answers=answers(named, reference, found_gains, objective, finite(pick.get("spread"))),
         gains=found_gains,
-        ablation=ablation,
+        ablation=ablation.results(ablated, dict(best.config) if best else None),
         rule=str(pick.get("rule", "")),
         times=timeline.times(timed),
         notes=tuple(dict.fromkeys(_notes(records))),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuning.report.ablation_results import AblationResult
 from tuning.report.format import (
     assignments,
     complete,
@@ -26,6 +25,7 @@ from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
+from tuning.search.ablation import AblationResult
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
 
 
 def _ablated(one: AblationResult) -> list[str]:
-    bought = ratio(one.gain, "x") if one.gain else one.why
+    bought = ratio(one.gain, "x") if one.gain else "not measured"
     memory = f"{one.memory_ratio:.2f}x" if one.memory_ratio else "-"
     return [f"{one.knobs}={one.value}", one.instead_of, bought, memory]
 
