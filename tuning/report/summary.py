@@ -106,7 +106,7 @@ class Summary:
 
     @property
     def reference(self) -> Named | None:
-        """What gains are measured against: what was trained as the reference, else `before`, else the plain defaults."""
+        """What gains are measured against: the trained reference, else `before`, else the plain defaults."""
         return _reference(self.named, self.reference_name)
 
     @property
