@@ -32,7 +32,6 @@ def test_every_row_has_every_column(name: str) -> None:
     assert set(row.acts_in) <= {path.stem for path in (ROOT / "trainables").glob("*.py")}
     assert row.acts_in
     assert (row.acts_in[0] == "workload") == (name in EVERY.own)
-    assert row.claimed
     assert row.kind in get_args(Kind)
     assert row.memory in get_args(Memory)
     assert row.span in get_args(Span)
@@ -48,7 +47,7 @@ def test_every_row_has_every_column(name: str) -> None:
 def test_no_row_of_ours_leaves_a_column_to_its_default(module: str) -> None:
     calls = (n for n in ast.walk(ast.parse((ROOT / f"trainables/{module}.py").read_text(encoding="utf-8"))))
     rows = [n for n in calls if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "Knob"]
-    columns = {"memory", "span", "claimed", *(["asked_by", "by_hand"] if module == "loop_knobs" else [])}
+    columns = {"memory", "span", *(["asked_by", "by_hand"] if module == "loop_knobs" else [])}
     assert rows
     for row in rows:
         lacking = columns - {k.arg for k in row.keywords}

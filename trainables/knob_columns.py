@@ -241,8 +241,7 @@ class Knob:
 
     Further columns are for the rows of the loop: `acts_in` are the modules of `trainables` that act on it. `seen` reads
     it back from a first step. `asked_by` is the call of `run` that applies it in a
-    loop of one's own. `claimed` names the documents that recommend it (docs/knobs.md). `remedies` are by what bounds a
-    step. `also` are other names that people use.
+    loop of one's own. `remedies` are by what bounds a step. `also` are other names that people use.
     """
 
     default: Scalar
@@ -256,7 +255,6 @@ class Knob:
     """None: compute, or, of a learning knob, none."""
     seen: Reader | None = None
     asked_by: AskedBy = "name"
-    claimed: str = "-"
     requires: Requires | None = None
     rules: tuple[DeviceRule, ...] = ()
     remedies: Mapping[Bound, Remedy] = field(default_factory=dict)

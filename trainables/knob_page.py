@@ -39,17 +39,14 @@ probes need single values). This page is made from the rows in
 - **Own loop**: the call of `run` that applies it in [a loop of your own](own_loop.md). *any loop*: it is set around a
   training, whoever's loop that is in, also [a framework's](frameworks.md). A dash: your own lines, where they read it
   by `run["name"]`.
-- **Claimed in**: a letter is one of the documents whose claims are measured here. A: GPU Optimization for RTX 3090 Ti.
-  B: GPU Optimization Guide - RTX 3090 (24GB). C: Complete Optimization Review - RTX 3090 24GB GPU. D: GPU Training
-  Optimization Guide. E: GPU Optimization Summary. A dash: ours alone.
 
 What single knobs bought on a CPU: [workloads](../benchmarks/results/workloads_cpu_202611.md). What they buy on yours:
 `python -m tuning ablate RUN`.
 
 """
 _TABLE = """\
-| knob | what it does | kind | values | needs | try another value where | memory | read back | own loop | claimed in |
-|---|---|---|---|---|---|---|---|---|---|
+| knob | what it does | kind | values | needs | try another value where | memory | read back | own loop |
+|---|---|---|---|---|---|---|---|---|
 """
 _OWN = """
 ## Knobs of our workloads
@@ -115,7 +112,6 @@ def _cells(name: str, row: Knob) -> Iterator[str]:
         " and ".join(f"`{one.partition('(')[0]}`" if one.startswith("run.") else one for one in call.split(" and "))
         or "-"
     )
-    yield row.claimed
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ class LoopKnobs:
     # fmt: off
     batch_size: int = _row(Knob(
         32, "learning", Domain(int, low=1, high=65_536), "Samples of one optimiser step.",
-        acts_in=("batches", "loop"), asked_by="batch", memory="step", span="optimizer", claimed="A B C D E",
+        acts_in=("batches", "loop"), asked_by="batch", memory="step", span="optimizer",
         seen=read.equal("batch_size", "batches of {}"), also=("bs", "batch"),
         remedies={"optimizer": lambda own, _: 2 * own.batch_size},  # fewer steps for the same samples
         by_hand="batch_size of the training loader, times the micro-batches that are accumulated",
@@ -174,7 +174,7 @@ class LoopKnobs:
         "Most samples of one forward and backward pass; gradients of a batch's micro-batches are summed before the "
         "optimiser step, so it sets memory and speed, not the meaning of the batch. With devices_per_trial it is "
         "that of all devices together.",
-        acts_in=("batches", "loop"), asked_by="loader", memory="step", span="compute", claimed="A B D, as accumulation",
+        acts_in=("batches", "loop"), asked_by="loader", memory="step", span="compute",
         seen=_micro_batch_size, auto=tuple(2**n for n in range(17)),
         also=("micro_batch", "gradient_accumulation_steps", "accumulate_grad_batches"),
         remedies={"launch": lambda own, _: min(own.batch_size, 2 * own.micro_batch_size)},
@@ -184,20 +184,20 @@ class LoopKnobs:
         False, "system", FLAG,
         "Sort the samples of one batch by length before cutting it into micro-batches: less padding, and every "
         "optimiser step sees the same samples as without.",
-        acts_in=("batches",), asked_by="name", memory="none", span="compute", claimed="C, for later",
+        acts_in=("batches",), asked_by="name", memory="none", span="compute",
         seen=read.flag("sorted_by_length", "samples sorted by length", "samples unsorted"),
         by_hand="sort the samples of a batch by length before it is cut into micro-batches",
     ))
     ram_cache: bool = _row(Knob(
         False, "system", FLAG, "Prepare every sample once (decode, tokenise) and keep it in RAM.",
         acts_in=("resident", "ram_cache"), asked_by="name", memory="none",
-        span="loader", claimed="B; E, for augmented samples",
+        span="loader",
         seen=read.flag("samples_in_ram", "samples kept in RAM", "samples read anew"), remedies={"loader": turn(True)},
         by_hand="a data set that keeps its prepared samples",
     ))
     num_workers: int = _row(Knob(
         0, "system", Domain(int, low=0, high=256), "DataLoader processes; 0 loads in the training process.",
-        acts_in=("batches",), asked_by="loader", memory="none", span="loader", claimed="A B C D E",
+        acts_in=("batches",), asked_by="loader", memory="none", span="loader",
         seen=read.equal("workers", "with {} live workers"), also=("workers",), auto=(0, 1, 2, 4, 8, 16),
         # More workers need cores to work on.
         remedies={"loader": lambda own, step: (2 * own.num_workers or 2) if step.cpu_frac < 0.9 else None},
@@ -205,28 +205,28 @@ class LoopKnobs:
     ))
     prefetch_factor: int = _row(Knob(
         2, "system", Domain(int, low=1, high=64), "Micro-batches each worker keeps ready.",
-        acts_in=("batches",), asked_by="loader", memory="none", span="loader", claimed="A B C E", requires=_WORKERS,
+        acts_in=("batches",), asked_by="loader", memory="none", span="loader", requires=_WORKERS,
         seen=read.equal("prefetch_factor", "with a prefetch of {}"), also=("prefetch",),
         remedies={"loader": lambda own, _: max(4, own.prefetch_factor)},
         by_hand="the argument of DataLoader",
     ))
     persistent_workers: bool = _row(Knob(
         False, "system", FLAG, "Keep workers alive from epoch to epoch.",
-        acts_in=("batches",), asked_by="loader", memory="none", span="loader", claimed="A B C D E", requires=_WORKERS,
+        acts_in=("batches",), asked_by="loader", memory="none", span="loader", requires=_WORKERS,
         seen=read.flag("persistent_workers", "workers that last", "workers of one epoch"),
         remedies={"loader": turn(True)},
         by_hand="the argument of DataLoader",
     ))
     pin_memory: bool = _row(Knob(
         False, "system", FLAG, "Page-locked host batches, for faster copies to a CUDA device.",
-        acts_in=("batches",), asked_by="loader", memory="none", span="transfer", claimed="A B C D",
+        acts_in=("batches",), asked_by="loader", memory="none", span="transfer",
         seen=read.flag("pinned", "page-locked batches", "no page-locked batch"),
         rules=(only_on("cuda", "page-locked memory speeds copies to a CUDA device"),),
         remedies={"transfer": turn(True)}, by_hand="the argument of DataLoader",
     ))
     non_blocking: bool = _row(Knob(
         False, "system", FLAG, "Copy to the device without waiting; of use with pinned memory on CUDA.",
-        acts_in=("batches",), asked_by="batches", memory="none", span="transfer", claimed="B D E",
+        acts_in=("batches",), asked_by="batches", memory="none", span="transfer",
         seen=_non_blocking,
         rules=(only_on("cuda", "there is no copy to a device to wait for"),), remedies={"transfer": turn(True)},
         by_hand="non_blocking=True where a batch is moved to the device",
@@ -234,7 +234,7 @@ class LoopKnobs:
     device_prefetch: bool = _row(Knob(
         False, "system", FLAG,
         "Copy the next micro-batch on a stream of its own while the device still computes; CUDA.",
-        acts_in=("batches",), asked_by="batches", memory="none", span="transfer", claimed="-",
+        acts_in=("batches",), asked_by="batches", memory="none", span="transfer",
         requires=Requires("pin_memory", equals=True),
         seen=read.flag("side_stream", "copies on a stream of their own", "no copy on a stream of its own"),
         rules=(only_on("cuda", "a stream of its own is a thing of CUDA devices"),), remedies={"transfer": turn(True)},
@@ -242,14 +242,14 @@ class LoopKnobs:
     ))
     device_augmentation: bool = _row(Knob(
         False, "system", FLAG, "Augment on the device after the transfer, not in the loader's processes.",
-        acts_in=("batches", "loop"), asked_by="name", memory="minor", span="augment", claimed="E",
+        acts_in=("batches", "loop"), asked_by="name", memory="minor", span="augment",
         seen=_device_augmentation,
         remedies={"loader": lambda _, step: True if step.cuda else None},
         by_hand="augment behind the copy to the device",
     ))
     amp_dtype: str = _row(Knob(
         "fp32", "both", Domain(str, values=_DTYPES), "Type of autocast; fp32 is no autocast, fp16 adds a GradScaler.",
-        acts_in=("precision",), asked_by="autocast", memory="group", span="compute", claimed="A B D E: fp16; C: bf16",
+        acts_in=("precision",), asked_by="autocast", memory="group", span="compute",
         seen=_amp_dtype, also=("amp", "dtype", "precision"), auto=_DTYPES,
         rules=(
             card_types(*_DTYPES),
@@ -268,35 +268,35 @@ class LoopKnobs:
     tf32: bool = _row(Knob(
         False, "both", FLAG,
         "TensorFloat-32 products of matrices on Ampere and later CUDA devices; torch allows it to convolutions anyway.",
-        acts_in=("precision",), asked_by="around", memory="none", span="compute", claimed="B C",
+        acts_in=("precision",), asked_by="around", memory="none", span="compute",
         seen=read.flag("tf32", "TensorFloat-32 allowed", "no TensorFloat-32"),
         rules=(only_on("cuda", "TensorFloat-32 is arithmetic of CUDA devices"), capability(AMPERE, "tf32", True)),
         by_hand="torch.backends.cuda.matmul.allow_tf32 = True",
     ))
     cudnn_benchmark: bool = _row(Knob(
         False, "system", FLAG, "Let cuDNN time its convolutions for each shape and keep the fastest; CUDA.",
-        acts_in=("precision",), asked_by="around", memory="minor", span="compute", claimed="D E",
+        acts_in=("precision",), asked_by="around", memory="minor", span="compute",
         seen=_cudnn_benchmark,
         rules=(only_on("cuda", "cuDNN computes on CUDA devices only"),),
         by_hand="torch.backends.cudnn.benchmark = True",
     ))
     channels_last: bool = _row(Knob(
         False, "system", FLAG, "Weights of two-dimensional convolutions in NHWC order.",
-        acts_in=("precision",), asked_by="prepare", memory="minor", span="compute", claimed="B",
+        acts_in=("precision",), asked_by="prepare", memory="minor", span="compute",
         seen=_channels_last,
         by_hand="model.to(memory_format=torch.channels_last)",
     ))
     sdpa_backend: str = _row(Knob(
         "auto", "system", Domain(str, values=("auto", "flash", "efficient", "math")),
         "Kernel of scaled_dot_product_attention; auto leaves the choice to torch.",
-        acts_in=("precision",), asked_by="around", memory="group", span="compute", claimed="C", seen=_sdpa_backend,
+        acts_in=("precision",), asked_by="around", memory="group", span="compute", seen=_sdpa_backend,
         rules=(capability(AMPERE, "flash attention", "flash"),),
         by_hand="torch.nn.attention.sdpa_kernel around the training",
     ))
     compile: str = _row(Knob(
         "off", "system", Domain(str, values=("off", "default", "reduce-overhead")),
         "torch.compile mode of the model.",
-        acts_in=("precision",), asked_by="prepare", memory="minor", span="compute", claimed="A B C E",
+        acts_in=("precision",), asked_by="prepare", memory="minor", span="compute",
         seen=_compiled,
         auto=("off", "default", "reduce-overhead"),
         rules=(
@@ -308,14 +308,14 @@ class LoopKnobs:
     ))
     activation_checkpointing: bool = _row(Knob(
         False, "system", FLAG, "Recompute each block's activations in the backward pass instead of keeping them.",
-        acts_in=("precision",), asked_by="prepare", memory="group", span="compute", claimed="C D",
+        acts_in=("precision",), asked_by="prepare", memory="group", span="compute",
         seen=_activation_checkpointing,
         remedies={"memory": turn(True), "compute": turn(False)}, also=("checkpointing",),
         by_hand="torch.utils.checkpoint around each block of the model",
     ))
     empty_cache: bool = _row(Knob(
         False, "system", FLAG, "Hand the allocator's cached memory back before a run begins; CUDA.",
-        acts_in=("state", "own_loop"), asked_by="around", memory="none", span="none", claimed="D", seen=None,
+        acts_in=("state", "own_loop"), asked_by="around", memory="none", span="none", seen=None,
         rules=(only_on("cuda", "only the allocator of a CUDA device keeps memory back"),),
         by_hand="torch.cuda.empty_cache() before the training",
     ))
@@ -323,7 +323,7 @@ class LoopKnobs:
         "adamw", "both", Domain(str, values=("adamw", "adamw8bit", "sgd")),
         "AdamW with moments of 32 bits, or of 8 bits in blocks (Dettmers et al., arXiv 2110.02861) for tensors of "
         "4,096 numbers and more; or SGD, whose learning rates are larger.",
-        acts_in=("optim",), asked_by="name", memory="group", span="optimizer", claimed="C, for later",
+        acts_in=("optim",), asked_by="name", memory="group", span="optimizer",
         seen=_optimizer,
         replaced_by="optimizer", rules=(package("bitsandbytes", "quant", "adamw8bit"),), auto=("adamw", "adamw8bit"),
         remedies={"memory": lambda own, _: "adamw8bit" if own.optimizer == "adamw" else None},
@@ -331,21 +331,21 @@ class LoopKnobs:
     ))
     fused_optimizer: bool = _row(Knob(
         False, "system", FLAG, "One kernel for the whole AdamW step.",
-        acts_in=("optim",), asked_by="name", memory="minor", span="optimizer", claimed="C", seen=_fused_optimizer,
+        acts_in=("optim",), asked_by="name", memory="minor", span="optimizer", seen=_fused_optimizer,
         requires=Requires("optimizer", equals="adamw"), remedies={"launch": turn(True), "optimizer": turn(True)},
         also=("fused",), replaced_by="optimizer",
         by_hand="fused=True of torch.optim.AdamW",
     ))
     momentum: float = _row(Knob(
         0.9, "learning", Domain(float, low=0.0, high=0.999), "SGD's momentum; 0 keeps no state.",
-        acts_in=("optim",), asked_by="name", memory="switch", span="none", claimed="-",
+        acts_in=("optim",), asked_by="name", memory="switch", span="none",
         requires=_SGD, replaced_by="optimizer",
         seen=read.listed("momenta", "momentum"),
         by_hand="the argument of torch.optim.SGD",
     ))
     nesterov: bool = _row(Knob(
         False, "learning", FLAG, "SGD with Nesterov's momentum, where the momentum is above 0.",
-        acts_in=("optim",), asked_by="name", memory="minor", span="none", claimed="-",
+        acts_in=("optim",), asked_by="name", memory="minor", span="none",
         requires=_SGD, replaced_by="optimizer",
         seen=_nesterov,
         by_hand="the argument of torch.optim.SGD",
@@ -353,47 +353,47 @@ class LoopKnobs:
     max_grad_norm: float = _row(Knob(
         0.0, "learning", Domain(float, low=0.0, high=1e9),
         "Largest norm of all gradients of a batch together; they are scaled down to it. 0 clips nothing.",
-        acts_in=("loop",), asked_by="clip", memory="none", span="none", claimed="-", seen=_max_grad_norm,
+        acts_in=("loop",), asked_by="clip", memory="none", span="none", seen=_max_grad_norm,
         also=("clip", "grad_clip", "gradient_clip_val"),
         by_hand="torch.nn.utils.clip_grad_norm_ before each step",
     ))
     set_to_none: bool = _row(Knob(
         True, "system", FLAG,
         "Drop gradients after a step instead of filling them with zeros; not where CUDA graphs accumulate into them.",
-        acts_in=("loop", "precision"), asked_by="backward", memory="step", span="compute", claimed="B C E",
+        acts_in=("loop", "precision"), asked_by="backward", memory="step", span="compute",
         seen=_set_to_none,
         by_hand="set_to_none of optimizer.zero_grad",
     ))
     sync_every_step: bool = _row(Knob(
         False, "system", FLAG,
         "Read the loss on the host after every micro-batch, as many loops do for their progress bar.",
-        acts_in=("loop",), asked_by="backward", memory="none", span="compute", claimed="C, against it",
+        acts_in=("loop",), asked_by="backward", memory="none", span="compute",
         seen=read.flag("loss_reads", "the loss read on the host", "no reading of the loss"),
         remedies={"launch": turn(False)},
         by_hand="loss.item() behind each micro-batch",
     ))
     learning_rate: float = _row(Knob(
         5e-4, "learning", Domain(float, low=0.0, high=1000.0, low_excluded=True), "Peak of the schedule.",
-        acts_in=("optim",), asked_by="name", memory="none", span="none", claimed="E, with the batch", seen=None,
+        acts_in=("optim",), asked_by="name", memory="none", span="none", seen=None,
         also=("lr",),
         by_hand="lr of your optimiser",
     ))
     weight_decay: float = _row(Knob(
         0.01, "learning", Domain(float, low=0.0, high=1.0), "Weight decay: AdamW's decoupled one, or SGD's.",
-        acts_in=("optim",), asked_by="name", memory="none", span="none", claimed="-", also=("wd",),
+        acts_in=("optim",), asked_by="name", memory="none", span="none", also=("wd",),
         seen=read.listed("weight_decays", "weight decay"),
         by_hand="the argument of your optimiser",
     ))
     schedule: str = _row(Knob(
         "linear", "learning", Domain(str, values=("linear", "cosine", "constant")),
         "How the rate goes from its peak after the warm-up: to 0 in a line or a half cosine, or not at all.",
-        acts_in=("optim",), asked_by="name", memory="none", span="none", claimed="-", seen=None, replaced_by="schedule",
+        acts_in=("optim",), asked_by="name", memory="none", span="none", seen=None, replaced_by="schedule",
         also=("scheduler", "lr_scheduler"),
         by_hand="a schedule of yours over the steps of the whole training",
     ))
     warmup_frac: float = _row(Knob(
         0.1, "learning", Domain(float, low=0.0, high=1.0), "Share of the steps over which the rate rises from 0.",
-        acts_in=("optim",), asked_by="name", memory="none", span="none", claimed="-", seen=None, also=("warmup",),
+        acts_in=("optim",), asked_by="name", memory="none", span="none", seen=None, also=("warmup",),
         replaced_by="schedule",
         by_hand="a warm-up of yours, over this share of the steps",
     ))

@@ -14,40 +14,40 @@ from trainables.knobs import KnobTable
 ROWS: Mapping[str, Knob] = {
     "inplace_augmentation": Knob(
         False, "system", FLAG, "Augmentations write into the batch instead of making new tensors.",
-        memory="minor", span="augment", claimed="E",
+        memory="minor", span="augment",
         remedies={"loader": lambda _, step: True if step.augment_frac >= 0.02 and not step.cuda else None},
     ),
     "hidden_size": Knob(
         128, "both", Domain(int, low=4, high=16_384), "Width of the network's hidden layers.", shapes_model=True,
-        memory="group", span="compute", claimed="A D",
+        memory="group", span="compute",
     ),
     "sequence_packing": Knob(
         False, "both", FLAG, "Compute on packed sequences, without their padding.", shapes_model=True,
-        memory="group", span="compute", claimed="C, for later; E",
+        memory="group", span="compute",
     ),
     "augmentation": Knob(
         1.0, "learning", Domain(float, low=0.0, high=2.0),
         "Strength of the augmentation, as a multiple of the workload's own; 0 is none.",
-        memory="minor", span="augment", claimed="B E",
+        memory="minor", span="augment",
     ),
     "dropout": Knob(
         0.1, "learning", Domain(float, low=0.0, high=0.9), "Dropout of the layers the workload adds.",
-        memory="minor", span="none", claimed="A", shapes_model=True,
+        memory="minor", span="none", shapes_model=True,
     ),
     "adapter": Knob(
         "dora", "both", Domain(str, values=("none", "lora", "dora")),
         "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
-        memory="group", span="compute", claimed="C",
+        memory="group", span="compute",
     ),
     "adapter_rank": Knob(
         16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
-        memory="group", span="compute", claimed="-", also=("rank",),
+        memory="group", span="compute", also=("rank",),
     ),
     "base_dtype": Knob(
         "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "int8", "nf4")),
         "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is "
         "fp32. int8 and nf4 (QLoRA, arXiv 2305.14314) hold linear layers in eight and four bits, the rest in bf16.",
-        shapes_model=True, memory="group", span="compute", claimed="-", also=("base",),
+        shapes_model=True, memory="group", span="compute", also=("base",),
         rules=(
             capability(AMPERE, "bf16", "bf16", "int8", "nf4"),
             cpu_flags(
@@ -62,12 +62,12 @@ ROWS: Mapping[str, Knob] = {
     "encoder_frac": Knob(
         0.0, "both", Domain(float, low=0.0, high=0.9),
         "Share of the training samples spent on the encoder alone, before the classifier.",
-        acts_in=("workload", "loop"), memory="switch", span="compute", claimed="E",
+        acts_in=("workload", "loop"), memory="switch", span="compute",
     ),
     "architecture": Knob(
         "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
         "Kind of network, where the workload has several.", shapes_model=True,
-        memory="group", span="compute", claimed="D",
+        memory="group", span="compute",
     ),
 }
 # fmt: on

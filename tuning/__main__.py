@@ -19,7 +19,7 @@ COMMANDS = """\
   python -m tuning show ID                                      the summary and the trials of a run; last: the newest
   python -m tuning compare ID ID                                two runs: knobs that differ, speed, quality
   python -m tuning stop ID                                      ends a run in order; it leaves the best so far
-  python -m tuning ablate ID                                    what each optimisation bought here, in pairs
+  python -m tuning ablate ID                                    what each knob is worth here, in turns
   python -m tuning report ID                                    best.yaml and report.html again
   python -m tuning export ID --to transformers                  what was found, in a framework's words
   python -m tuning doctor workload=nli                          what this machine has, to paste into an issue

@@ -65,9 +65,9 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(ended: Path, tmp_
     assert {p.name for p in (made / "train").iterdir()} >= {"model.safetensors", "result.json"}
 
     ablated = answer(tmp_path, "ablate", "one", "--rounds", "2", "--window", "0.05")
-    for result in ablated["receipts"]:
+    for result in ablated["ablation"]:
         assert result["gain"]["low"] <= result["gain"]["ratio"] <= result["gain"]["high"]
-    assert ablated["receipts"]
+    assert ablated["ablation"]
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 

@@ -18,8 +18,7 @@ def run(records: Sequence[Record]) -> list[Record]:
 
 def _poisoned(event: str, fields: dict[str, Any]) -> dict[str, Any]:
     if event == "study":
-        named = {**fields["config"]["named"], "claims": f"{TEXT} 4.0x", "source": TEXT}
-        fields |= {"id": TEXT, "workload": TEXT, "command": TEXT, "config": {**fields["config"], "named": named}}
+        fields |= {"id": TEXT, "workload": TEXT, "command": TEXT}
         fields |= {"device": {"name": TEXT}, "card": {"name": TEXT, "virtual": True, "cap_bytes": 2**30}}
         fields |= {"versions": {TEXT: TEXT}, "baselines": {TEXT: {"accuracy": 0.5}}}
     for key in ("message", "reason", "text", "rule"):

@@ -1,6 +1,6 @@
-"""python -m tuning ablate ID: what every optimisation bought, measured again in pairs on the machine at hand.
+"""python -m tuning ablate ID: what each knob is worth, measured again in turns on the machine at hand.
 
-The pairs of a run are kept beside its records in `receipts.jsonl`; what that holds already is not measured again.
+The windows are kept beside the run's records in `ablation.jsonl`; what that holds already is not measured again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from trainables.knobs import Scalar, use
 from tuning.cli.runs import with_id
 from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
-from tuning.config.schema import PLAIN
+from tuning.config.schema import PLAIN, ConfirmSection
 from tuning.config.shareable import MASK, is_secret
-from tuning.journal.records import Journal, Record, last, read, trials, writer_of
-from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, require_known
+from tuning.journal.records import Journal, Record, last, last_fields, read, trials, writer_of
+from tuning.journal.runs import ABLATION, JOURNAL, find_run, require_known
 from tuning.report import export, report, summary, text
 from tuning.search import ablation
+from tuning.search.ablation import Change
+from tuning.search.confirm import measure_windows, windows_s
 from tuning.workers import machine, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -31,9 +33,9 @@ from tuning.workers.worker_config import WorkerConfig
 
 def parser() -> argparse.ArgumentParser:
     """Returns the arguments of the command."""
-    does = "Measures the best configuration less one knob at a time, and `before` with one more, in pairs."
+    does = "Measures the best less one knob at a time, and `before` with one more, in windows that take turns."
     made = with_id("ablate", does)
-    made.add_argument("--rounds", type=int, default=5, help="times each pair is measured, 2 to 100  [5]")
+    made.add_argument("--rounds", type=int, default=5, help="windows of each configuration, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
     made.add_argument("--only", default="", metavar="KNOBS", help="these knobs alone, separated by commas")
     return made
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             f"--window {asked.window:g}", allowed="more than 0 and at most 600 seconds", remedy="--window 1"
         )
     folder = find_run(asked.runs_dir, asked.id)
-    if writer_of(folder / JOURNAL) is not None:
+    if any(writer_of(folder / name) is not None for name in (JOURNAL, ABLATION)):
         raise ConfigError(f"run {folder.name} goes on: both would be measured beside each other", remedy="wait for it")
     records, _ = read(folder / JOURNAL)
     require_known(last(records, "study"), folder)
@@ -57,35 +59,39 @@ def main(argv: Sequence[str]) -> int:
     use(found.table)
     if found.best is None:
         raise NoUsableTrial(f"run {asked.id} has no best configuration yet", remedy=f"python -m tuning show {asked.id}")
-    reference = found.reference
-    before, name = (reference.config, reference.name) if reference else ({}, PLAIN)
-    pairs, idle = ablation.pairs(found.best.config, before, name)
+    best, reference = found.best.config, found.reference
+    today, name = (reference.config, reference.name) if reference else ({}, PLAIN)
+    changes, idle = ablation.changes(best, today, name)
     messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
-    if not pairs:
+    if not changes:
         alike = f"the best of run {folder.name} and {name} differ in nothing that changes speed"
         line(messages, f"{alike}: there is nothing to take apart")
         if asked.json:
-            print(json.dumps({"device": None, "receipts": [], "idle": idle}))
+            print(json.dumps({"device": None, "ablation": [], "idle": idle}))
         return 0
-    pairs = _only(pairs, asked.only)
-    setting = _setting(folder, records)
-    with Worker(setting) as profiler, Journal.open(folder / RECEIPTS, create=True) as journal:
-        facts = profiler.describe(found.best.config)["device"]
-        of = {"best": dict(found.best.config), name: dict(before), "device": facts, "window_s": asked.window}
-        journal.append("ablation", device=facts, rounds=asked.rounds, window_s=asked.window, idle=idle, of=of)
-        left = sum(1 for _ in ablation.lacking(journal.records, pairs, asked.rounds))
-        minutes = math.ceil(left * 2 * (asked.window + 1.5) / 60)
-        line(messages, f"{len(pairs)} pairs, {asked.rounds} rounds, about {minutes} minutes")
+    changes, setting = _only(changes, asked.only), _setting(folder, records)
+    turns = ablation.turns({"best": best, name: today}, changes)
+    budget = ConfirmSection.model_construct(windows=asked.rounds, window_s=asked.window, seeds=1, top=1)
+    minutes = math.ceil(windows_s(budget, len(turns)) / 60)
+    line(messages, f"{len(turns)} configurations, {asked.rounds} rounds, about {minutes} minutes")
+    with Worker(setting) as profiler:
+        facts = profiler.describe(best)["device"]
+        of = {"turns": turns, "device": facts, "window_s": asked.window}
+        path = folder / ABLATION
+        if path.is_file() and last_fields(read(path)[0], "ablation").get("of") != of:
+            path.unlink()  # what was measured otherwise is no part of the same turns
+        with Journal.open(path, create=True) as journal:
+            journal.append("ablation", best=dict(best), of=of, changes=ablation.raw(changes))
 
-        def told(record: Record) -> None:
-            line(messages, text.ablation_round(record))
+            def told(record: Record) -> None:
+                line(messages, text.ablation_window(record))
 
-        ablation.measure(profiler, journal, pairs, asked.rounds, asked.window, told)
-        whole = summary.from_records([*records, *journal.records])
+            measure_windows(profiler, journal, turns, budget, told, lambda: math.inf)
+            whole = summary.from_records([*records, *journal.records])
     export.write_all(whole, folder)
     report.write_report(whole, folder / "report.html")
     if asked.json:
-        print(json.dumps({"device": facts, "receipts": [asdict(r) for r in whole.ablation], "idle": idle}))
+        print(json.dumps({"device": facts, "ablation": [asdict(r) for r in whole.ablation], "idle": idle}))
         return 0
     line(result, f"ablation on {facts['name']}, {facts['cores']} cores, {facts['threads']} threads")
     for part in text.ablation(whole.ablation):
@@ -118,11 +124,11 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
     return WorkerConfig(ref, own, device, threads, cap_bytes, study["seed"], hang_s, ranks=ranks, start=start)
 
 
-def _only(pairs: list[ablation.AblationPair], names: str) -> list[ablation.AblationPair]:
+def _only(changes: list[Change], names: str) -> list[Change]:
     wanted = {name.strip() for name in names.split(",") if name.strip()}
-    known = {name for pair in pairs for name in pair.knobs}
+    known = {name for one in changes for name in one.knobs}
     for name in sorted(wanted - known):
         raise ConfigError(
             f"--only {name}: the best does not differ from before in it", allowed=", ".join(sorted(known))
         )
-    return [pair for pair in pairs if not wanted or wanted & set(pair.knobs)]
+    return [one for one in changes if not wanted or wanted & set(one.knobs)]

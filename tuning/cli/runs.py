@@ -14,7 +14,7 @@ from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.journal.records import Record, is_finished, last, read, trials
-from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs, other_version, require_known
+from tuning.journal.runs import ABLATION, JOURNAL, find_run, known_runs, other_version, require_known
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
 from tuning.report.named import Named
@@ -62,7 +62,7 @@ def records_of(folder: Path) -> list[Record]:
     require_known(last(records, "study"), folder)
     for said in warnings:
         Terminal().warning(said)
-    return records + (read(folder / RECEIPTS)[0] if (folder / RECEIPTS).is_file() else [])
+    return records + (read(folder / ABLATION)[0] if (folder / ABLATION).is_file() else [])
 
 
 def show_run(arguments: Sequence[str]) -> int:
@@ -93,7 +93,7 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
         "named": {n.name: _as_plain(n) for n in found.named.values()},
         "answers": {name: asdict(answer) for name, answer in found.answers.items()},
         "gains": [asdict(gain) for gain in found.gains],
-        "receipts": [asdict(one) for one in found.ablation],
+        "ablation": [asdict(one) for one in found.ablation],
         "trials": [asdict(trial) for trial in found.trials],
         "times": asdict(found.times),
     }

@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
         what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"workload.{lost}=<value>")
     device, seed = _device(asked.device), _seed(numbers, best)
-    from tuning.cli.training_start import TrainCommand, begin  # brings torch: what is mistyped is said sooner
+    from tuning.cli.training_job import TrainCommand  # brings torch: what is mistyped is said sooner
+    from tuning.cli.training_start import begin
 
     command = TrainCommand(
         out=asked.out if asked.out is not None else best.path.parent / "train",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,50 +30,74 @@ from tuning.config.lenient import finite
 from tuning.config.resolve import option_fault
 from tuning.journal.runs import changes
 from tuning.memory import oom
+from tuning.memory.oom import Outcome
+from tuning.report.format import outcome as words
 from tuning.search import runtime_check
 from tuning.workers import user_code
 from tuning.workers.session import Session
+from tuning.workers.windows import speed
 
 MODEL, RESULT = "model.safetensors", "result.json"
-FORCE = " --force"
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """What was typed, checked as far as it can be without torch; lengths are None if none was.
+
+    `typed` are the arguments, secrets masked.
+    """
+
+    out: Path
+    device: str
+    samples: int | None
+    epochs: float | None
+    seed: int
+    checkpoint_s: float
+    resume: bool
+    force: bool
+    as_json: bool
+    typed: tuple[str, ...]
+
+    def line(self, *without: str) -> str:
+        """Returns the command, to be pasted into a shell."""
+        return shlex.join(["python", "-m", "tuning", "train", *(a for a in self.typed if a not in without)])
+
+    @property
+    def again(self) -> str:
+        """Returns the command that begins again."""
+        return self.line("--resume")
+
+    @property
+    def go_on(self) -> str:
+        """Returns the command that goes on from the checkpoint in `out`, or begins again if there is none."""
+        return f"{self.line('--resume', '--force')} --resume" if checkpoint.exists(self.out) else self.again
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: the configuration, how far, where to, and how often to write it down (seconds)."""
+    """What to train: the configuration, for how many samples, and what was typed.
+
+    `made_of` is what it rests on beside the configuration, by the words that a change is told in.
+    """
 
     best: Best
     samples: int
-    seed: int
-    out: Path
-    checkpoint_s: float
-    device: str
-    threads: int
-    again: str
-    """The command without --resume, to be pasted into a shell."""
+    command: TrainCommand
     made_of: Mapping[str, str]
-    """What it rests on beside the configuration, by the words that a change is told in."""
-
-    @property
-    def go_on(self) -> str:
-        """Returns the command that goes on from the checkpoint in `out`, or that begins again where there is none."""
-        return f"{self.again.removesuffix(FORCE)} --resume" if checkpoint.exists(self.out) else self.again
 
     @property
     def identity(self) -> str:
         """Returns a hash of the configuration; a checkpoint of another job does not have it."""
-        own = [self.best.ref, dict(self.best.options), dict(self.best.knobs), self.samples, self.seed]
+        own = [self.best.ref, dict(self.best.options), dict(self.best.knobs), self.samples, self.command.seed]
         return hashlib.sha256(json.dumps(own, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def train(
-    job: TrainingJob, session: Session, messages: Console, signals: StopSignals, *, resume: bool
-) -> dict[str, Any]:
+def train(job: TrainingJob, session: Session, messages: Console, signals: StopSignals) -> dict[str, Any]:
     """Returns the result after training to the end, going on from a checkpoint if asked.
 
     Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
     """
-    state = _prepared(job, session, messages, resume=resume)
+    state, out = _prepared(job, session, messages), job.command.out
     with telling(job.best):
         session.together(state)
     begun_at = state.samples
@@ -88,31 +113,29 @@ def train(
         line(
             messages, f"note: {MODEL} holds one model, the first that came with an optimiser: save others in train(run)"
         )
-    steady = windows[1:] or windows
-    wall_s = sum(w.wall_s for w in steady)
     result = {
         "samples": state.samples,
         "resumed_at": begun_at,
         "ended_early": state.has_ended,
-        "seed": job.seed,
+        "seed": job.command.seed,
         "values": {name: finite(value) for name, value in values.items()},
-        "samples_per_s": sum(w.samples for w in steady) / wall_s if wall_s else None,
+        "samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
         "train_s": sum(w.wall_s for w in windows),
         "peak_allocated_bytes": state.peak_allocated_bytes,
         "loss": finite(windows[-1].loss) if windows else None,
-        "device": job.device,
-        "threads": job.threads,
+        "device": session.setting.device,
+        "threads": session.setting.threads,
         "active": state.active,
     }
     payload = _weights(state)
     result["model_sha256"] = None if payload is None else hashlib.sha256(payload).hexdigest()
     try:
         if payload is not None:
-            write_whole(job.out / MODEL, payload, mode=SHARED)
-        write_whole(job.out / RESULT, json.dumps(result, indent=1).encode(), mode=SHARED)
+            write_whole(out / MODEL, payload, mode=SHARED)
+        write_whole(out / RESULT, json.dumps(result, indent=1).encode(), mode=SHARED)
     except OSError as error:
-        raise _ended(error, job) from error
-    checkpoint.clear(job.out)
+        raise error_of(error, job.best, job.command.go_on) from error
+    checkpoint.clear(out)
     return result
 
 
@@ -124,19 +147,19 @@ def _weights(state: training.AnyState) -> bytes | None:
     return save_tensors({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in trained.items()})
 
 
-def _prepared(job: TrainingJob, session: Session, messages: Console, *, resume: bool) -> training.AnyState:
+def _prepared(job: TrainingJob, session: Session, messages: Console) -> training.AnyState:
     """Returns the run before its first step, or where its checkpoint left it; a loop of one's own has none."""
-    plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
+    plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.command.checkpoint_s))
     with telling(job.best):
-        state = training.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
+        state = training.prepare(session.resident, session.config(job.best.knobs, job.command.seed), plan)
         if not isinstance(state, loop.State):
             return state
         session.contract.dataset(state.config, "train")
-    if not resume:
-        checkpoint.clear(job.out)
+    if not job.command.resume:
+        checkpoint.clear(job.command.out)
         return state
     try:
-        then = checkpoint.load(state, job.out, identity=job.identity)
+        then = checkpoint.load(state, job.command.out, identity=job.identity)
     except checkpoint.CheckpointError as error:
         raise ConfigError(f"--resume: {error}", remedy="--force to begin again") from None
     for said in changes((name, then.get(name), now) for name, now in job.made_of.items()):
@@ -150,9 +173,10 @@ def _run(
     """Returns the windows and the last evaluation of training to the end; a signal ends it behind a whole window."""
     windows: list[Window] = []
     values: dict[str, float] = {}
+    command, of = job.command, f"of {job.samples} samples"
     saved, keeps = time.monotonic(), isinstance(state, loop.State)
     lost = "a loop of its own keeps no checkpoint"
-    signals.at_once, signals.go_on = False, job.go_on
+    signals.at_once, signals.go_on = False, command.go_on
     try:
         for event in training.train(state):
             if isinstance(event, loop.Evaluation):
@@ -160,31 +184,31 @@ def _run(
                 continue
             windows.append(event)
             bar.moved(state.samples, event.samples_per_s, event.loss)
-            due = time.monotonic() - saved >= job.checkpoint_s and state.samples < job.samples
+            due = time.monotonic() - saved >= command.checkpoint_s and state.samples < job.samples
             if (due or signals.signum) and keeps and isinstance(state, loop.State):
                 try:
-                    checkpoint.save(state, job.out, identity=job.identity, made_of=job.made_of)
+                    checkpoint.save(state, command.out, identity=job.identity, made_of=job.made_of)
                 except checkpoint.CheckpointError as error:
                     keeps, lost = False, str(error)
                     line(messages, f"note: trains without checkpoints: {lost}")
                 saved = time.monotonic()
-                signals.go_on = job.go_on
-            if signals.signum and not keeps:
-                said = f"; {state.samples} of {job.samples} samples are lost, for {lost}"
-                raise Interrupted(signals.signum, said, f"begin again with: {job.again}")
+                signals.go_on = command.go_on
+            if signals.signum and keeps:
+                said = f"; saved at {state.samples} {of}"
+                raise Interrupted(signals.signum, said, f"resume with: {command.go_on}")
             if signals.signum:
-                said = f"; saved at {state.samples} of {job.samples} samples"
-                raise Interrupted(signals.signum, said, f"resume with: {job.go_on}")
+                said = f"; {state.samples} {of} are lost, for {lost}"
+                raise Interrupted(signals.signum, said, f"begin again with: {command.again}")
         # Nothing was left to train where the checkpoint is of the last step.
         if not values and isinstance(state, loop.State):
             values = loop.evaluate(state, state.model).values
         return windows, values
     except Exception as error:  # whatever a user's code raises
         if signals.signum:  # it may be the signal's doing, as where a loader's worker has taken it
-            last = "the last checkpoint stands" if checkpoint.exists(job.out) else "there is no checkpoint yet"
+            last = "the last checkpoint stands" if checkpoint.exists(command.out) else "there is no checkpoint yet"
             said = f", and the step could not be finished ({type(error).__name__}); {last}"
-            raise Interrupted(signals.signum, said, f"resume with: {job.go_on}") from error
-        raise _ended(error, job) from error
+            raise Interrupted(signals.signum, said, f"resume with: {command.go_on}") from error
+        raise error_of(error, job.best, command.go_on) from error
 
 
 @contextlib.contextmanager
@@ -195,35 +219,36 @@ def telling(best: Best) -> Iterator[None]:
     except TuningError:
         raise
     except Exception as error:  # whatever a user's code raises
-        outcome = oom.classify(error)
-        if isinstance(error, WorkloadError) or outcome is oom.Outcome.DATA:
-            fault = option_fault(user_code.in_words(error).removeprefix(f"{type(error).__name__}: "), best.options)
-            fault.what = f"{best.path}: {fault.what}"
-            raise fault from error
-        if outcome is oom.Outcome.CRASH:
-            raise user_code.error_of(user_code.failed(error), best.ref) from error
-        short = outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM)
-        if oom.fault(error) is oom.CACHE:
-            raise PreflightError(str(error)[:300], remedy=f"ram_cache: false in {best.path.name}") from error
-        remedy = "a larger card, or --device cpu" if short else "put back what it needs, or mend it"
-        raise PreflightError(f"{best.ref} cannot start: {error}"[:300], remedy=remedy) from error
+        raise error_of(error, best) from error
 
 
-def _ended(error: BaseException, job: TrainingJob) -> TuningError:
-    outcome = oom.Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
-    if oom.fault(error) is oom.CACHE:
-        return StoppedEarly(str(error)[:300], remedy=f"ram_cache: false in {job.best.path.name}")
-    if outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM):
-        micro = int(job.best.knobs["micro_batch_size"])
-        half = f"halve knobs.micro_batch_size ({micro}) in {job.best.path.name} and begin again with --force"
-        remedy = half if micro > 1 else "a larger card"
-        if "micro_batch_size changes what is learned" in str(job.best.measured.get("says")):
-            remedy = f"a larger card; or {remedy}, which changes what is learned here"
-        return StoppedEarly(f"out of memory: {error}"[:300], remedy=remedy)
-    if outcome is oom.Outcome.CRASH and user_code.frames(error):
-        return user_code.error_of(user_code.failed(error), job.best.ref)
-    again = (
-        f"a lower learning_rate in {job.best.path.name}, and --force" if outcome is oom.Outcome.DIVERGED else job.go_on
-    )
-    said = str(error) if outcome is oom.Outcome.DIVERGED else user_code.in_words(error)
-    return StoppedEarly(f"{outcome}: {said}"[:300], remedy=user_code.remedy(error) or again)
+def error_of(error: Exception, best: Best, go_on: str = "") -> TuningError:
+    """Returns what a person is told; `go_on` is the command that goes on with what has begun to train, "" before."""
+    failed, fault = user_code.failed(error), oom.fault(error)
+    outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else fault.outcome
+    if not go_on and (isinstance(error, WorkloadError) or outcome is Outcome.DATA):
+        told = option_fault(failed.text, best.options)
+        told.what = f"{best.path}: {told.what}"
+        return told
+    if outcome is Outcome.CRASH and (not go_on or failed.last_lines):
+        return user_code.error_of(failed, best.ref)
+    remedy = failed.remedy or go_on or "put back what it needs, or mend it"
+    what = words(outcome)
+    if fault is oom.CACHE:
+        remedy = f"ram_cache: false in {best.path.name}"
+    elif outcome in (Outcome.OOM, Outcome.HOST_OOM):
+        what, remedy = "out of memory", _less_memory(best) if go_on else "a larger card, or --device cpu"
+    elif outcome is Outcome.DIVERGED:
+        remedy = failed.remedy or f"a lower learning_rate in {best.path.name}, and --force"
+    text = user_code.in_words(error) if outcome is Outcome.CRASH else failed.text
+    said = f"{what}: {text}" if go_on else f"{best.ref} cannot start: {text}"
+    return (StoppedEarly if go_on else PreflightError)(said[:300], remedy=remedy)
+
+
+def _less_memory(best: Best) -> str:
+    micro = int(best.knobs["micro_batch_size"])
+    if micro < 2:
+        return "a larger card"
+    half = f"halve knobs.micro_batch_size ({micro}) in {best.path.name} and begin again with --force"
+    is_learned = "micro_batch_size changes what is learned" in str(best.measured.get("says"))
+    return f"a larger card; or {half}, which changes what is learned here" if is_learned else half

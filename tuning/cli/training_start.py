@@ -7,10 +7,8 @@ import fcntl
 import json
 import math
 import os
-import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from trainables.source import source_hash
 from trainables.workload import WorkloadError
 from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import console, line
-from tuning.cli.training_job import FORCE, MODEL, RESULT, TrainingJob, telling, train
+from tuning.cli.training_job import MODEL, RESULT, TrainCommand, TrainingJob, telling, train
 from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
 from tuning.config.choices import available
@@ -37,29 +35,6 @@ from tuning.workers.device_facts import device_facts
 from tuning.workers.dry_run import DRY_PLAN
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
-
-
-@dataclass(frozen=True)
-class TrainCommand:
-    """What was typed, checked as far as it can be without torch; lengths are None where none was.
-
-    `typed` are the arguments, secrets masked.
-    """
-
-    out: Path
-    device: str
-    samples: int | None
-    epochs: float | None
-    seed: int
-    checkpoint_s: float
-    resume: bool
-    force: bool
-    as_json: bool
-    typed: tuple[str, ...]
-
-    def line(self, *without: str) -> str:
-        """Returns the command, to be pasted into a shell."""
-        return shlex.join(["python", "-m", "tuning", "train", *(a for a in self.typed if a not in without)])
 
 
 def begin(best: Best, command: TrainCommand) -> int:
@@ -82,7 +57,7 @@ def begin(best: Best, command: TrainCommand) -> int:
             use(session.table)
             best = best_file.completed(best)
             job = _job(best, command, session, messages)
-            result = train(job, session, messages, signals, resume=command.resume)
+            result = train(job, session, messages, signals)
     except Interrupted as interrupted:
         line(messages, f"interrupted by {interrupted}")
         line(messages, interrupted.go_on or f"begin again with: {command.line()}")
@@ -104,18 +79,7 @@ def _job(best: Best, command: TrainCommand, session: Session, messages: Console)
     samples = _length(best, command, session)
     if command.samples is None and command.epochs is None and best.samples is not None:
         line(messages, f"trains on {samples} samples, as {best.path.name} has it; --epochs N for a whole job")
-    again = command.line("--resume", "--force") + (FORCE if command.force else "")
-    return TrainingJob(
-        best,
-        samples,
-        command.seed,
-        command.out,
-        command.checkpoint_s,
-        command.device,
-        session.setting.threads,
-        again,
-        _made_of(best, session, source),
-    )
+    return TrainingJob(best, samples, command, _made_of(best, session, source))
 
 
 def _say(result: dict[str, Any], best: Best, out: Path) -> None:

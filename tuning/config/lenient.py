@@ -28,8 +28,3 @@ def whole(value: object) -> int | None:
 def numbers(value: object) -> dict[str, float]:
     """Returns the entries of a mapping that are finite numbers."""
     return {str(k): found for k, v in mapping(value).items() if (found := finite(v)) is not None}
-
-
-def texts(value: object) -> dict[str, str]:
-    """Returns the entries of a mapping as text."""
-    return {str(k): str(v) for k, v in mapping(value).items()}

@@ -30,6 +30,8 @@ RENAMED = {"sampler": {"gp": "known"}, "pruner": {"rungs": "reference"}}
 """Settings of `search` that runs of earlier versions have recorded, and what has taken their place."""
 LATER: Mapping[str, Any] = {"at_least": None, "goal": "speed"}
 """Settings of `pick` that those lack."""
+CLAIMS = {"source", "claims", "claims_of"}
+"""What those have beside the configurations in `named`: what a document claimed of them. Nothing reads it any more."""
 
 TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
@@ -45,8 +47,7 @@ def checked(
     `origins` says where each dotted key comes from, `defaults` is the tree without the command line.
     """
     remedies = dict(flat(defaults))
-    named = dict(tree["named"])
-    if taken := [name for name in named if name in TAKEN]:
+    if taken := [name for name in tree["named"] if name in TAKEN]:
         raise ConfigError(
             f"named.{taken[0]}: that is the name of something else in a run",
             allowed=f"any other than {', '.join(TAKEN)}",
@@ -56,10 +57,7 @@ def checked(
         **{key: value for key, value in tree.items() if key != "knobs"},
         "card": validated(CardSection, tree["card"], "card", origins, remedies).card(),
         "space": parsed_space(tree["knobs"], origins),
-        "source": named.pop("source", ""),
-        "claims": named.pop("claims", ""),
-        "claims_of": named.pop("claims_of", {}),
-        "named": {name: _named(f"named.{name}", values, origins) for name, values in named.items()},
+        "named": {name: _named(f"named.{name}", values, origins) for name, values in tree["named"].items()},
         "origins": origins,
         "dropped": dropped,
         "overrides": argv,
@@ -180,14 +178,13 @@ def measured_beside(config: StudyConfig) -> list[str]:
 
 def resolved(config: StudyConfig) -> Tree:
     """Returns the configuration as plain scalars, lists and dicts, as a journal records it: without secrets."""
-    left_out = {"card", "space", "named", "claims", "claims_of", "source", "secrets"}
+    left_out = {"card", "space", "named", "secrets"}
     tree: Tree = config.model_dump(exclude=left_out, by_alias=True)
     tree["overrides"] = masked_items(config.overrides)
     tree["workload"]["options"] = masked(config.workload.options)
     tree["card"] = card_as_raw(config.card)
     tree["knobs"] = config.space.as_raw()
-    said = {"source": config.source, "claims": config.claims, "claims_of": config.claims_of}
-    tree["named"] = copy.deepcopy({**said, **config.named})
+    tree["named"] = copy.deepcopy(config.named)
     order = ("workload", "card", "budget", "search", "pick", "knobs", "named")
     return {**{key: tree[key] for key in order}, **tree}
 
@@ -207,6 +204,8 @@ def from_resolved(mapping: Mapping[str, Any]) -> StudyConfig:
             raise ConfigError(
                 f"{key}={tree.get(key)!r} in a recorded configuration is no mapping", remedy="start a new run"
             )
+    if tree["named"].keys() >= CLAIMS:
+        tree["named"] = {name: own for name, own in tree["named"].items() if name not in CLAIMS}
     return checked(tree, origins, dropped, tuple(argv), {})
 
 

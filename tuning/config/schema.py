@@ -258,8 +258,7 @@ class StudyConfig(Section):
     whose speed the study is about, None: this machine's, or that with most devices. `devices` are the cards of
     this machine that are used, as text: "all" that are visible, else their places among those or their UUIDs;
     `devices_per_trial` of them train together, on a CPU so many processes.
-    `named` are configurations measured beside the search, `claims` and `source` what is said of them and where, and
-    `claims_of` what is said of single knobs;
+    `named` are configurations measured beside the search;
     `origins` has the file or "command line" behind each dotted key; `dropped` has a sentence for each value left out;
     `overrides` is the command line as typed; `secrets` are options of the workload given again beside `resume`.
     """
@@ -277,9 +276,6 @@ class StudyConfig(Section):
     devices_per_trial: Annotated[int, Field(ge=1, le=64)]
     space: InstanceOf[Space]
     named: dict[str, dict[str, Scalar]]
-    claims: str
-    claims_of: dict[str, str]
-    source: str
     dashboard: bool
     force: bool  # a resume goes on although device, versions, data or code have changed
     runs_dir: Annotated[str, AfterValidator(_folder)]

@@ -15,7 +15,7 @@ from tuning import __version__
 from tuning.config.errors import ConfigError
 from tuning.journal.format import Record
 
-JOURNAL, RECEIPTS = "trials.jsonl", "receipts.jsonl"
+JOURNAL, ABLATION = "trials.jsonl", "ablation.jsonl"
 LAST = "last"
 """In the place of an id, the run that began last."""
 JOURNAL_SCHEMA = 2

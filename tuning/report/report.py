@@ -6,14 +6,13 @@ Every text goes through Jinja's escaping; the figures are our own SVG. The page 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from tuning.config import atomic
 from tuning.config.cards import HERE
@@ -35,7 +34,6 @@ def render(summary: Summary) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
-    environment.filters["with_commands"] = _with_commands
     text = (resources.files("tuning") / "templates" / "report.html.j2").read_text(encoding="utf-8")
     best = summary.best
     return environment.from_string(text).render(
@@ -46,12 +44,10 @@ def render(summary: Summary) -> str:
         answers=tables.answers(summary),
         measured=sentences.measured_sentence(summary),
         cut=sentences.cut_sentence(summary),
-        parts=sentences.parts_sentence(summary),
         train=sentences.train_command(summary, "best"),
         settings=fmt.settings(best.config, sentences.present(summary)) if best else [],
         place=sentences.place_sentence(summary.place),
         notes=[note for note in summary.notes if note not in summary.warnings],
-        claim=sentences.claim_sentence(summary.claim, summary.gain("after", "before")),
         knobs=tables.knobs(summary),
         ablation=list(tables.ablation(summary.ablation)),
         active=tables.active(summary),
@@ -71,11 +67,6 @@ def _printable(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return plain(value).replace(" ± ", "\u00a0±\u00a0")
-
-
-def _with_commands(sentence: str) -> Markup:
-    """Returns the sentence with each command in it marked as one, to be seen and copied."""
-    return Markup(re.sub(r"(python -m tuning .*?)(?= tells)", r"<code>\1</code>", str(escape(plain(sentence)))))  # noqa: S704
 
 
 def _figures(summary: Summary) -> dict[str, tuple[Markup, str]]:
@@ -110,8 +101,6 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "samples", ", ".join(samples)
     for name, values in summary.baselines.items():
         yield f"baseline {name}", ", ".join(f"{k} {fmt.number(v)}" for k, v in values.items())
-    if (claim := summary.claim) is not None:
-        yield "claimed for after", f"{claim.text} ({claim.source})" if claim.source else claim.text
     yield "probes", fmt.counts(summary.probe_counts)
     for node in dict.fromkeys(sentences.node(fields) for fields in summary.nodes):
         yield "node", plain(node)

@@ -23,7 +23,7 @@ from tuning.report import format as fmt
 from tuning.report.answers import BesideToday
 from tuning.report.format import duration, outcome, percent, plain, ratio, size
 from tuning.report.named import Named
-from tuning.report.summary import Claim, Place, Summary, of_its_knobs
+from tuning.report.summary import Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search.bottleneck import Verdict
 from tuning.search.race import SYSTEM
@@ -208,43 +208,15 @@ def cut_sentence(found: Summary) -> str:
         return ""
     limit_s = finite(mapping(mapping(found.study.get("config")).get("search")).get("max_time"))
     more = f" search.max_time={math.ceil(2 * limit_s / 60)}m" if limit_s else ""
-    command = shlex.join(["python", "-m", "tuning.run", f"resume={plain(found.id)}", *_elsewhere(found, "runs_dir=")])
+    runs_dir = _recorded_runs_dir(found)
+    elsewhere = [f"runs_dir={runs_dir}"] if runs_dir != "runs" else []
+    command = shlex.join(["python", "-m", "tuning.run", f"resume={plain(found.id)}", *elsewhere])
     return f"The search was cut short: {done} of {asked} trials ended; {command}{more} has more of them"
-
-
-def parts_sentence(found: Summary) -> str:
-    """Returns what part of the gain over the reference is another model and what part is free; "" without a gain."""
-    reference = found.reference or next(iter(found.given()), None)
-    gain = found.gain("best", reference.name) if reference else None
-    own = found.parts.get(gain.over) if gain else None
-    if gain is None or own is None or gain.ratio < 1 or (gain.low and not gain.is_told) or alike_sentence(found, gain):
-        return ""
-    over, model = called(gain.over), "a smaller model" if own.is_smaller else "another model"
-    if not own.model:
-        said = [f"None of the gain over {over} comes from a smaller model: the model is the same"]
-    elif own.model_ratio is None:
-        knobs = ", ".join(own.model)
-        return f"How much of the gain over {over} is {model} ({knobs}) is not known: {ablate_command(found)} tells"
-    else:
-        rest = gain.ratio / own.model_ratio
-        makes = f"{model} ({', '.join(own.model)}) makes {own.model_ratio:.2f} times, by the {own.ground}"
-        said = [f"Of {gain.ratio:.2f} times over {over}, {makes}, and all else {rest:.2f} times"]
-    if own.system_ratio is not None and own.system_ratio > 1:
-        which = ", which cannot change what is learned," if found.kinds_are_measured else ""
-        said.append(f"system knobs{which} make {own.system_ratio:.2f} by the probes")
-    elif not found.ablation:
-        said.append(f"{ablate_command(found)} tells what each knob bought")
-    return "; ".join(said)
 
 
 def kinds(found: Mapping[str, str]) -> list[str]:
     """Returns a sentence for each system knob that changes what is learned, by the reason that was found."""
     return [f"{plain(knob)} changes what is learned here: {plain(why)}" for knob, why in found.items()]
-
-
-def ablate_command(found: Summary) -> str:
-    """Returns the command that measures what each knob bought."""
-    return shlex.join(["python", "-m", "tuning", "ablate", plain(found.id), *_elsewhere(found, "--runs-dir=")])
 
 
 def train_command(found: Summary, name: str) -> str:
@@ -272,12 +244,6 @@ def keeps_today(found: Summary) -> bool:
 def _differs(found: Summary, name: str) -> bool:
     """Returns whether the pick is another configuration than the one of that name."""
     return found.best is not None and bool(fmt.apart(found.best.config, found.named[name].config))
-
-
-def _elsewhere(found: Summary, option: str) -> list[str]:
-    """Returns what says where runs are, where that is not the default."""
-    runs_dir = _recorded_runs_dir(found)
-    return [] if runs_dir == "runs" else [f"{option}{runs_dir}"]
 
 
 def _recorded_runs_dir(found: Summary) -> str:
@@ -377,14 +343,6 @@ def too_short_sentence(found: Summary) -> str:
         f"{share} of what trainings gain in {objective} over the baseline came after their last rung: they were too "
         "short to compare, and a larger budget.train_epochs tells more"
     )
-
-
-def claim_sentence(claim: Claim | None, measured: Gain | None) -> str:
-    """Returns "after over before: claimed 4.0x, measured 1.52x (1.50 to 1.54) here", "" where nothing was claimed."""
-    if claim is None or claim.ratio is None:
-        return ""
-    here = f"{ratio(measured, 'x')} here" if measured else "not measured here"
-    return f"after over before: claimed {claim.ratio:.1f}x, measured {here}"
 
 
 def bound(found: Verdict) -> str:

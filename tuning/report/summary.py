@@ -6,24 +6,22 @@ Pure, so a run that is still going, was cut off or was recorded long ago is summ
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from trainables.knobs import KnobTable, table, using
-from tuning.config.lenient import finite, mapping, numbers, texts, whole
-from tuning.config.schema import AFTER, BEFORE, PLAIN
+from tuning.config.lenient import finite, mapping, numbers, whole
+from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import timeline
 from tuning.journal.records import Record, is_finished, last_fields, reopened, table_of, trained_beside
 from tuning.journal.timeline import Times
-from tuning.report.ablation_results import AblationResult, ablation_results
 from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
-from tuning.report.parts import Parts, parts
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
-from tuning.search import selection
+from tuning.search import ablation, selection
+from tuning.search.ablation import AblationResult
 from tuning.search.rule import Baseline, best_baseline
 from tuning.stats.uncertainty import Gain
 
@@ -48,18 +46,6 @@ class Place:
     virtual: bool = False
     target: str = ""
     devices_per_trial: int = 1
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What is claimed for `after` over `before`: the whole text, the factor in it, and where it was seen.
-
-    `ratio` is the first "N x" of the text, of "N-Mx" the lower, None where there is none.
-    """
-
-    text: str
-    ratio: float | None
-    source: str
 
 
 @dataclass(frozen=True)
@@ -89,9 +75,6 @@ class Summary:
     confirmed: tuple[Named, ...]
     """The trials that were trained again on fresh seeds, the fastest first."""
     gains: tuple[Gain, ...]
-    parts: Mapping[str, Parts]
-    """Of the best's gain over each configuration that was named by hand, by its name."""
-    claim: Claim | None
     ablation: tuple[AblationResult, ...]
     rule: str
     times: Times
@@ -101,8 +84,6 @@ class Summary:
     stop_reason: str
     is_finished: bool
     """Nothing more is measured: the run has come to its export."""
-    kinds_are_measured: bool = False
-    """Whether it was measured which system knobs change what is learned."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """The system knobs that were found to change what is learned, each with the reason in words."""
     table: KnobTable = field(default_factory=table)
@@ -125,7 +106,7 @@ class Summary:
 
     @property
     def reference(self) -> Named | None:
-        """What gains are measured against: what the search trained, else `before`, else the plain defaults."""
+        """What gains are measured against: the trained reference, else `before`, else the plain defaults."""
         return _reference(self.named, self.reference_name)
 
     @property
@@ -189,15 +170,16 @@ def from_records(records: Sequence[Record]) -> Summary:
 
 
 def _from_records(records: Sequence[Record]) -> Summary:
-    ablated = [r for r in records if r.event in ("ablation", "receipt")]  # made later, and no part of the run's time
-    records = [r for r in records if r.event not in ("ablation", "receipt")]
+    # An ablation is made later, and no part of the run's time; its windows are of other turns.
+    end = next((n for n, r in enumerate(records) if r.event == "ablation"), len(records))
+    records, ablated = records[:end], records[end:]
     timed = [r for r in records if not _is_of_writing(r)]
     study, pick = last_fields(records, "study"), last_fields(records, "pick")
     provisional = not pick
     if provisional and (so_far := selection.so_far(records)):
         pick = asdict(so_far)
     config, place = mapping(study.get("config")), _place(study)
-    workload, given = mapping(config.get("workload")), mapping(config.get("named"))
+    workload = mapping(config.get("workload"))
     objectives = {k: str(v) for k, v in mapping(study.get("objectives")).items() if k != SPEED}
     front = [*pick["front"]] if isinstance(pick.get("front"), list | tuple) else []
     trials = tuple(replace(t, on_front=t.trial in front) for t in trial_views(records, objectives))
@@ -210,12 +192,11 @@ def _from_records(records: Sequence[Record]) -> Summary:
     named = judged(records, named_of(confirming, pick, trials, probes), probes, cap_bytes, asked)
     names = {r.get("name") for r in records if r.event == "confirmed"}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
-    best, others = named.get("best"), [n for n in named if n not in PICKS]
+    best = named.get("best")
     reference_name = str(pick.get("reference") or selection.reference_name(records))
     reference = _reference(named, reference_name)
     found_gains = gains(confirming, named, reference.name if reference else "")
     objective = next(iter(objectives.items()), ("", ""))
-    ablation = ablation_results(ablated, texts(given.get("claims_of")), dict(best.config) if best else None)
     resumed = [str(r["command"]) for r in records if r.event == "resume" and r.get("command")]
     study = {**study, "command": " && ".join([str(study.get("command", "")), *resumed])}
     return Summary(
@@ -241,9 +222,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
         answers=answers(named, reference, found_gains, objective, finite(pick.get("spread"))),
         gains=found_gains,
-        parts={n: parts(n, best.config, named[n].config, records, ablation) for n in others if best is not None},
-        claim=_claim(given) if AFTER in named else None,
-        ablation=ablation,
+        ablation=ablation.results(ablated, dict(best.config) if best else None),
         rule=str(pick.get("rule", "")),
         times=timeline.times(timed),
         notes=tuple(dict.fromkeys(_notes(records))),
@@ -252,7 +231,6 @@ def _from_records(records: Sequence[Record]) -> Summary:
         stop_reason=str(last_fields(records, "stop").get("reason", "")),
         is_finished=is_finished(records)
         or any(r.get("stage") == "export" for r in reopened(records) if r.event == "stage"),
-        kinds_are_measured=last_fields(records, "kinds").get("message") == "",
         kinds=kinds_of(records),
         table=table(),
         reference_name=reference_name,
@@ -322,9 +300,3 @@ def _place(study: Mapping[str, Any]) -> Place:
         target=str(study.get("target") or ""),
         devices_per_trial=whole(mapping(study.get("config")).get("devices_per_trial")) or 1,
     )
-
-
-def _claim(given: Mapping[str, Any]) -> Claim | None:
-    text = str(given.get("claims") or "")
-    factor = re.search(r"(\d+(?:\.\d+)?)(?:-\d+(?:\.\d+)?)?x\b", text)
-    return Claim(text, float(factor[1]) if factor else None, str(given.get("source") or "")) if text else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuning.report.ablation_results import AblationResult
 from tuning.report.format import (
     assignments,
     complete,
@@ -26,6 +25,7 @@ from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
+from tuning.search.ablation import AblationResult
 
 
 @dataclass(frozen=True)
@@ -103,16 +103,14 @@ def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
     for base in dict.fromkeys(["best", *(one.base for one in found)]):
         title = f"{base} with it, over {base}{' without' if base == 'best' else ''}"
         own = [one for one in found if one.base == base]
-        width = 5 if any(one.claim for one in own) else 4
-        rows = [_ablated(one)[:width] for one in own]
-        if rows:
-            yield Grid([title, "instead of", "speed", "memory", "claimed"][:width], rows)
+        if own:
+            yield Grid([title, "instead of", "speed", "memory"], [_ablated(one) for one in own])
 
 
 def _ablated(one: AblationResult) -> list[str]:
-    bought = ratio(one.gain, "x") if one.gain else one.why
+    bought = ratio(one.gain, "x") if one.gain else "not measured"
     memory = f"{one.memory_ratio:.2f}x" if one.memory_ratio else "-"
-    return [f"{one.knobs}={one.value}", one.instead_of, bought, memory, one.claim or "-"]
+    return [f"{one.knobs}={one.value}", one.instead_of, bought, memory]
 
 
 def knobs(found: Summary) -> tuple[Grid, list[str]] | None:

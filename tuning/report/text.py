@@ -17,12 +17,12 @@ from tuning.config.space import Choice, Range, values_of
 from tuning.journal.records import Record
 from tuning.report import format as fmt
 from tuning.report import sentences, tables
-from tuning.report.ablation_results import AblationResult
 from tuning.report.format import duration, labelled, percent, plain, rate, size
 from tuning.report.named import Named
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
+from tuning.search.ablation import AblationResult
 from tuning.search.probe import probes_s
 
 MESSAGE_COLUMNS = 160
@@ -156,8 +156,6 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
     """Yields what stands behind the answer, and how the run went."""
     best, times = found.best, found.times
     if best is not None:
-        if parts := sentences.parts_sentence(found):
-            yield "why", f"{parts}."
         if found.rule:
             yield "picked", plain(found.rule)
         yield from _of_best(found, best)
@@ -195,9 +193,6 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         yield "bound by", sentences.verdict_sentence(best.verdict)
     if best.card:
         yield "card", best.card
-    claim = sentences.claim_sentence(found.claim, found.gain("after", "before"))
-    if claim:
-        yield "claims", claim
     asked_for = {name: value for name, value in best.config.items() if found.asks_for(name)}
     for text in runtime_check.disagreements(asked_for, best.active):
         yield "note", text
@@ -210,12 +205,12 @@ def _ablated(found: Summary) -> Iterator[RenderableType]:
         yield from ablation(found.ablation)
 
 
-def ablation_round(record: Record) -> str:
-    """Returns one measured pair of an ablation as it is written."""
-    rates = {side: record.get(f"{side}_samples_per_s") for side in ("with", "without")}
-    on, off = (rate(found) if found else plain(record.get(f"{side}_outcome")) for side, found in rates.items())
-    what = f"{record['base']}, {record['knobs']}={record['value']}"
-    return f"round {int(record['round']) + 1}  {what}: {on} samples/s, with {record['instead_of']} {off}"
+def ablation_window(record: Record) -> str:
+    """Returns one record of an ablation as it is written: a window, or a note on what has none."""
+    if record.event == "note":
+        return plain(record["text"])
+    measured = f"{rate(record[SPEED])} samples/s" if record[SPEED] else plain(record["outcome"])
+    return f"round {record['round'] + 1}  {plain(record['name'])}: {measured}"
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:

@@ -1,128 +1,137 @@
-"""What each optimisation buys: pairs of configurations, the best minus one and `before` plus one, in turns."""
+"""What each knob is worth: configurations one knob apart, measured in windows that take turns (`search.confirm`).
+
+At the best one knob at a time goes back to what it is today; at what is trained today one is set as in the best.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainables.knob_columns import word
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
-from tuning.journal.records import Journal, Record
+from tuning.config.lenient import finite, mapping, whole
+from tuning.journal.records import Record, last_fields
 from tuning.memory.groups import micro_batch_of
-from tuning.search.protocols import Profiler, Told
+from tuning.stats import uncertainty
+from tuning.stats.uncertainty import Gain
 
 BATCHES = ("batch_size", "micro_batch_size")
-"""Two knobs that documents speak of as one; they are also changed together."""
+"""Two knobs that people speak of as one; they are also changed together."""
 
 
 @dataclass(frozen=True)
-class AblationPair:
-    """Two configurations that differ in `knobs` only: `with_` has what the best has, `without` what `before` has.
+class Change:
+    """The configuration `config`, which differs from the one called `base` in `knobs` only.
 
-    `base` names the configuration that the other was made from: best, or what it is compared with.
+    The best has `value`, the configuration it is compared with has `instead_of`, both in words.
     """
 
     base: str
     knobs: tuple[str, ...]
-    with_: Mapping[str, Scalar]
-    without: Mapping[str, Scalar]
+    value: str
+    instead_of: str
+    config: Mapping[str, Scalar]
 
     @property
     def label(self) -> str:
         """Returns the knobs' names, joined by " + "."""
         return " + ".join(self.knobs)
 
-    def values(self) -> tuple[str, str]:
-        """Returns what the knobs are with and without the optimisation, in words."""
-        with_, without = Knobs.of(self.with_).as_dict(), Knobs.of(self.without).as_dict()
-        return "/".join(word(with_[n]) for n in self.knobs), "/".join(word(without[n]) for n in self.knobs)
+    @property
+    def name(self) -> str:
+        """Returns what the configuration is called, such as "best, amp_dtype=fp32"."""
+        return f"{self.base}, {self.label}={self.instead_of if self.base == 'best' else self.value}"
 
 
-def pairs(
-    best: Mapping[str, Scalar], before: Mapping[str, Scalar], name: str = "before"
-) -> tuple[list[AblationPair], dict[str, str]]:
-    """Returns the pairs to measure, and for each knob of which one side cannot be measured, the reason in words.
+@dataclass(frozen=True)
+class AblationResult:
+    """What `knobs` bought at `base`: speed with `value` over speed with `instead_of`, and the same of peak memory.
 
-    `name` is what `before` is called.
-    Knobs that change what is learned and not how fast are left out; the batch size changes both.
+    `gain` is None if one of the two was not measured.
     """
-    full_best, full_before = Knobs.of(best).as_dict(), Knobs.of(before).as_dict()
-    differing = [n for n in table() if full_best[n] != full_before[n] and (kind_of(n) != "learning" or n in BATCHES)]
+
+    base: str
+    knobs: str
+    value: str
+    instead_of: str
+    gain: Gain | None
+    memory_ratio: float | None
+
+
+def changes(
+    best: Mapping[str, Scalar], today: Mapping[str, Scalar], name: str = "before"
+) -> tuple[list[Change], dict[str, str]]:
+    """Returns the changes to measure, and of those that are none beside the other knobs the reason in words.
+
+    `name` is what the configuration `today` is called. Knobs that change what is learned and not how fast are left out;
+    the batch size changes both.
+    """
+    new, old = Knobs.of(best).as_dict(), Knobs.of(today).as_dict()
+    differing = [n for n in table() if new[n] != old[n] and (kind_of(n) != "learning" or n in BATCHES)]
     groups: list[tuple[str, ...]] = [(n,) for n in differing]
     if all(n in differing for n in BATCHES):
         groups.append(BATCHES)
-    found, idle = list[AblationPair](), dict[str, str]()
-    for names in groups:
-        less = settled({**full_best, **{n: full_before[n] for n in names}})
-        more = settled({**full_before, **{n: full_best[n] for n in names}})
-        for pair in (
-            AblationPair("best", names, settled(full_best), less),
-            AblationPair(name, names, more, settled(full_before)),
-        ):
-            if pair.with_ == pair.without:
-                idle[f"{pair.base}: {pair.label}"] = "changes nothing there, beside its other knobs"
+    found, idle = list[Change](), dict[str, str]()
+    for knobs in groups:
+        value, instead_of = ("/".join(word(own[n]) for n in knobs) for own in (new, old))
+        for base, own, other in (("best", new, old), (name, old, new)):
+            config = settled({**own, **{n: other[n] for n in knobs}})
+            change = Change(base, knobs, value, instead_of, config)
+            if config == settled(own):
+                idle[f"{base}: {change.label}"] = "changes nothing there, beside its other knobs"
             else:
-                found.append(pair)
+                found.append(change)
     return found, idle
 
 
-def receipts(records: Sequence[Record]) -> tuple[Mapping[str, Any], list[Record]]:
-    """Returns what was ablated last, and the `receipt` records of it, whenever they were made.
+def turns(ends: Mapping[str, Mapping[str, Scalar]], changed: Sequence[Change]) -> dict[str, dict[str, Scalar]]:
+    """Returns what takes turns, by name: the two `ends` if they are changed, and what comes of it."""
+    named = {name: settled(own) for name, own in ends.items() if any(one.base == name for one in changed)}
+    return {**named, **{one.name: dict(one.config) for one in changed}}
 
-    What was ablated is the best and what it is compared with, the device, and the length of a window; empty where the
-    records do not say.
+
+def results(records: Sequence[Record], best: Mapping[str, Any] | None = None) -> tuple[AblationResult, ...]:
+    """Returns a result for each change of the last ablation, those at the best first, by what they bought.
+
+    There is none if another configuration than `best` was ablated, as before a study went on.
     """
-    of, found = dict[str, Any](), list[tuple[Mapping[str, Any], Record]]()
+    made = last_fields(records, "ablation")
+    if best is not None and made.get("best", best) != best:
+        return ()
+    windows: dict[str, dict[int, Record]] = {}
     for record in records:
-        if record.event == "ablation":
-            of = record.get("of") or {}
-        elif record.event == "receipt":
-            found.append((of, record))
-    return of, [record for own, record in found if own == of]
+        if record.event == "window":
+            windows.setdefault(str(record.get("name")), {})[whole(record.get("round")) or 0] = record
+    found = [_result(mapping(own), windows) for own in made.get("changes") or ()]
+    return tuple(sorted(found, key=lambda r: (r.base != "best", -(r.gain.ratio if r.gain else 0.0), r.knobs)))
 
 
-def measure(
-    profiler: Profiler, journal: Journal, pairs: Sequence[AblationPair], rounds: int, window_s: float, told: Told
-) -> None:
-    """Measures each pair `rounds` times, both sides one after the other on the same batches.
+def _result(own: Mapping[str, Any], windows: Mapping[str, Mapping[int, Record]]) -> AblationResult:
+    name, base, knobs, value, instead_of = (str(own.get(n, "")) for n in _OF_CHANGE)
+    sides = [windows.get(one, {}) for one in (base, name)]
+    with_, without = sides if base == "best" else reversed(sides)
 
-    Rounds are outermost, so that a slow minute of the machine falls on every pair alike, and which side goes first
-    changes from round to round. What the journal holds of this ablation already is not measured again.
-    """
-    for number, pair in list(lacking(journal.records, pairs, rounds)):
-        sides = {"with": pair.with_, "without": pair.without}
-        order = ("with", "without") if number % 2 == 0 else ("without", "with")
-        found = {side: profiler.window(sides[side], window_s, seed=number) for side in order}
-        on, off = pair.values()
-        told(
-            journal.append(
-                "receipt",
-                base=pair.base,
-                knobs=pair.label,
-                round=number,
-                value=on,
-                instead_of=off,
-                **{f"{side}_samples_per_s": found[side]["samples_per_s"] for side in sides},
-                **{f"{side}_outcome": found[side]["outcome"] for side in sides},
-                **{f"{side}_peak_bytes": found[side].get("peak_allocated_bytes") for side in sides},
-            )
-        )
+    def pairs(figure: str) -> list[tuple[float, float]]:
+        both = [(finite(with_[n].get(figure)), finite(without[n].get(figure))) for n in with_ if n in without]
+        return [(a, b) for a, b in both if a and b]
+
+    memory_ratio = max((a / b for a, b in pairs("peak_allocated_bytes")), default=None)
+    gain = uncertainty.gain("with", "without", pairs("samples_per_s"))
+    return AblationResult(base, knobs, value, instead_of, gain, memory_ratio)
 
 
-def lacking(
-    records: Sequence[Record], pairs: Sequence[AblationPair], rounds: int
-) -> Iterator[tuple[int, AblationPair]]:
-    """Yields what is still to be measured: rounds, and the pairs of each."""
-    have = {(r["base"], r["knobs"], r["round"]) for r in receipts(records)[1]}
-    yield from ((n, pair) for n in range(rounds) for pair in pairs if (pair.base, pair.label, n) not in have)
+_OF_CHANGE = ("name", "base", "label", "value", "instead_of")
+"""What the record of an ablation has of each change."""
+
+
+def raw(changed: Sequence[Change]) -> list[dict[str, str]]:
+    """Returns the changes as the record of an ablation has them."""
+    return [{name: getattr(one, name) for name in _OF_CHANGE} for one in changed]
 
 
 def settled(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Returns the knobs as a run takes them: none without effect, the micro-batch no larger than the batch."""
     full = {**Knobs.of(knobs).as_dict(), "micro_batch_size": micro_batch_of(knobs)}
     return {name: value for name, value in full.items() if is_active(name, full)}
-
-
-def word(value: Scalar) -> str:
-    """Returns a value as records of an ablation have it."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

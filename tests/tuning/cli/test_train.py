@@ -309,6 +309,28 @@ def test_a_training_that_diverges_is_not_sent_back_to_its_checkpoint(
     assert "a lower learning_rate in best.yaml, and --force" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("hook", "code", "said"),
+    [
+        (
+            "loss",
+            4,
+            "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB try: halve knobs.micro_batch_size (64)",
+        ),
+        ("dataset", 3, "cannot start: CUDA out of memory. Tried to allocate 2.00 GiB try: a larger card, or --device"),
+    ],
+)
+def test_out_of_memory_is_one_error_with_what_needs_less(
+    hook: str, code: int, said: str, best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = best.parent / "signalling.py"
+    oom = "raise __import__('torch').OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(rf"(    def {hook}\(.*:\n)", rf"\1        {oom}\n", text), encoding="utf-8")
+    assert train(best, "--out", "out") == code
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_finished_or_unfinished_folder_is_not_overwritten_unasked(
     best: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

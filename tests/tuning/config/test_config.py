@@ -159,13 +159,18 @@ def test_card_found_later_refuses_what_was_typed():
         apply_card(config, Card("here", device="cpu"))
 
 
-def test_named_configurations_are_whole_and_carry_their_claim():
+def test_named_configurations_are_whole():
     config = load([])
     before, after = (Knobs.of(config.named[n]) for n in ("before", "after"))
     assert (before.batch_size, before.num_workers, before.sync_every_step, before.set_to_none) == (4, 4, True, False)
     assert (after.batch_size, after.amp_dtype, after.activation_checkpointing) == (12, "bf16", True)
-    assert config.claims.startswith("40 -> 160 samples/s (4.0x)")
-    assert config.source == "Complete Optimization Review - RTX 3090 24GB GPU"
+
+
+def test_a_recorded_configuration_with_claims_of_documents_is_read_without_them():
+    config = load([])
+    claims = {"source": "a review", "claims": "4.0x", "claims_of": {"amp_dtype": "2x"}}
+    raw = resolved(config)
+    assert from_resolved({**raw, "named": {**claims, **raw["named"]}}).named == config.named
 
 
 @pytest.mark.parametrize("name", ["best", "most_accurate", "config"])

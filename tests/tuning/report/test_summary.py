@@ -39,16 +39,6 @@ def test_gains_come_from_the_rounds(records):
     )
 
 
-@pytest.mark.parametrize(
-    ("claims", "ratio"),
-    [("40 -> 160 samples/s (4.0x)", 4.0), ("300-500 samples/s (2-3x); 5 h", 2.0), ("about 2x", 2.0), ("faster", None)],
-)
-def test_the_factor_of_a_claim_is_the_first_and_of_two_the_lower(records, claims, ratio):
-    named = {**records[0]["config"]["named"], "claims": claims}
-    study = changed(records[0], config={**records[0]["config"], "named": named})
-    assert summary.from_records([study, *records[1:]]).claim.ratio == ratio
-
-
 def test_without_rounds_the_gain_is_of_trainings_on_the_same_seeds_and_else_of_probes(records):
     gain = summary.from_records([r for r in records if r.event != "window"]).gain("best", "before")
     assert gain is not None
@@ -131,7 +121,7 @@ def test_a_damaged_record_still_sums_up(records, junk):
 
 def test_what_is_not_there_is_not_made_up():
     found = summary.from_records([Record(0, "2026-11-21T10:00:00.000Z", "study", {"id": "x"})])
-    assert (found.id, found.best, found.claim, found.objective, found.gains) == ("x", None, None, "", ())
+    assert (found.id, found.best, found.objective, found.gains) == ("x", None, "", ())
     assert found.place.device == "unknown device"
 
 
@@ -304,7 +294,6 @@ def test_the_pick_over_itself_gains_nothing_and_there_is_nothing_to_ablate(recor
     alone = dataclasses.replace(found, named=same, gains=own, ablation=())
     assert not any(row[0].startswith("best") for row in tables.answers(alone).rows)
     assert not any("ablate" in command for command in sentences.next_commands(alone, tmp_path))
-    assert sentences.parts_sentence(alone) == ""
 
 
 @pytest.mark.parametrize(("today", "said"), [(None, ""), (0.5, ""), (30.0, " --epochs 30")])
@@ -417,3 +406,23 @@ def test_that_trials_were_few_is_told_until_the_search_has_more_time(records, re
     more = Record(seq=901, t=records[-1].t, event="resume", fields={resumed_by: {"changed": 1}})
     assert "2 trials are few" in summary.from_records([records[0], few, *records[1:]]).warnings
     assert ("2 trials are few" in summary.from_records([records[0], few, *records[1:], more]).warnings) == is_told
+
+
+def test_a_search_that_was_cut_short_says_so_first(records):
+    asked = {**records[0]["config"], "search": {"trials": 40, "max_time": 240.0}}
+    own = [changed(records[0], config=asked), *records[1:]]
+    cut = sentences.cut_sentence(summary.from_records(own))
+    assert cut == (
+        "The search was cut short: 12 of 40 trials ended; "
+        "python -m tuning.run resume=20261121-103412-3f2a search.max_time=8m has more of them"
+    )
+    tried = {"text": "the search ended: every configuration of the space was tried"}
+    whole = [*own, dataclasses.replace(records[1], fields=tried)]
+    assert sentences.cut_sentence(summary.from_records(whole)) == ""
+    assert sentences.cut_sentence(summary.from_records(records)) == ""
+
+
+def test_a_command_in_a_sentence_names_the_folder_of_runs_where_it_is_another(records):
+    asked = {**records[0]["config"], "search": {"trials": 40}, "runs_dir": "my runs"}
+    found = summary.from_records([changed(records[0], config=asked), *records[1:]])
+    assert "resume=20261121-103412-3f2a 'runs_dir=my runs' has more" in sentences.cut_sentence(found)
