@@ -27,6 +27,7 @@ from tuning.search.confirm import (
     confirm,
     measure_windows,
     median_rate,
+    train_reference,
 )
 from tuning.search.race import LEAST_SEEDS, SYSTEM
 from tuning.search.rule import Baseline, Rule
@@ -101,6 +102,7 @@ class Bench(FormulaProfiler):
 
 def searched(folder: Path, errors: Errors = FLAT) -> Journal:
     """Returns the records of a search, with one trial a batch size beside the reference."""
+    folder.mkdir(exist_ok=True)
     journal = Journal.open(folder / "trials.jsonl", create=True)
     journal.append("trial_start", trial="t000", config=TODAY, named="before", beside=True)
     for size, error in errors.items():
@@ -114,7 +116,13 @@ def settled(
     journal: Journal, bench: Bench, rule: Rule = RULE, limit_s: float = math.inf, system: bool = True, **other: Any
 ) -> Confirmed:
     """Returns the answer."""
-    terms = ConfirmTerms(
+    terms = terms_of(bench, rule, limit_s, system)
+    return confirm(bench, journal, {"after": {"batch_size": 8, "num_workers": 0}}, replace(terms, **other), ignore)
+
+
+def terms_of(bench: Bench, rule: Rule = RULE, limit_s: float = math.inf, system: bool = True) -> ConfirmTerms:
+    """Returns what is asked of confirming."""
+    return ConfirmTerms(
         rule=rule,
         seeds=range(1, BUDGET.seeds + 1),
         budget=BUDGET,
@@ -126,7 +134,21 @@ def settled(
         space=SPACE.subset({"learning"}),
         per_s=per_s,
     )
-    return confirm(bench, journal, {"after": {"batch_size": 8, "num_workers": 0}}, replace(terms, **other), ignore)
+
+
+@pytest.mark.parametrize(("broken", "trained"), [((), [1, 2, 3]), ((16,), [1])])
+def test_reference_is_trained_before_the_search_on_seeds_that_confirming_uses_too(
+    tmp_path: Path, broken: tuple[int, ...], trained: list[int]
+) -> None:
+    journal, bench = Journal.open(tmp_path / "trials.jsonl", create=True), Bench(FLAT, broken)
+    for most in (2, 3):  # what was broken off goes on
+        train_reference(bench, journal, terms_of(bench), ignore, most)
+    assert [r["seed"] for r in of(journal, "confirmed") if r["name"] == "before"] == trained
+    for record in searched(tmp_path / "other").records:
+        journal.append(record.event, **record.fields)
+    if not broken:
+        assert settled(journal, bench).name == "t64"
+        assert max(Counter(bench.trained).values()) == 1, "nothing is trained twice"
 
 
 def of(journal: Journal, event: str) -> list[Record]:
