@@ -10,7 +10,7 @@ from typing import Literal
 from tuning.report.named import PICKS, Named
 from tuning.report.time_to_quality import TimeToQuality, time_to_quality
 from tuning.search.rule import ROUNDING
-from tuning.stats.uncertainty import Gain, mean_half_width
+from tuning.stats.uncertainty import Gain, Spread, mean_half_width
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def answers(
     reference: Named | None,
     gains: Sequence[Gain],
     objective: tuple[str, str],
-    spread: float | None,
+    spread: Spread | None,
 ) -> dict[str, AnswerView]:
     """Returns the pick, the best quality at no less than today's speed, and the best quality, by name.
 
@@ -75,10 +75,11 @@ def answers(
     return found
 
 
-def beside(one: Named, reference: Named, objective: tuple[str, str], spread: float | None) -> BesideToday | None:
+def beside(one: Named, reference: Named, objective: tuple[str, str], spread: Spread | None) -> BesideToday | None:
     """Returns the quality of a configuration beside the reference's, None if one of them is not known.
 
-    Better or worse is what differs by more than seeds do: the interval has no 0, and the mean is beyond `spread`.
+    Better or worse is what differs by more than seeds do: the 95 % interval has no 0. It is made of what all pairs of
+    the run differ by, without that of these pairs alone.
     """
     mine, theirs = (of.quality.get(objective[0]) for of in (one, reference))
     if mine is None or theirs is None:
@@ -89,12 +90,12 @@ def beside(one: Named, reference: Named, objective: tuple[str, str], spread: flo
         return BesideToday(mine.mean, theirs.mean, None, 0, is_fresh, "unknown")
     pairs = [(mine.by_seed[seed], theirs.by_seed[seed]) for seed in seeds]
     own, today = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-    reach = mean_half_width([a - b for a, b in pairs])
+    reach = mean_half_width([a - b for a, b in pairs]) if spread is None else spread.half_width(len(pairs))
     larger = own - today
     verdict: Literal["same", "better", "worse", "unknown"]
-    if abs(larger) <= max(spread or 0.0, reach or 0.0, ROUNDING):
+    if abs(larger) <= max(reach or 0.0, ROUNDING):
         verdict = "same"
-    elif reach is None and not spread:
+    elif reach is None:
         verdict = "unknown"
     else:
         verdict = "better" if (larger > 0) == (objective[1] == "max") else "worse"

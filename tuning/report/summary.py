@@ -22,8 +22,9 @@ from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_o
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
 from tuning.search import ablation, selection
 from tuning.search.ablation import AblationResult
+from tuning.search.race import PRIOR_DEGREES
 from tuning.search.rule import Baseline, best_baseline
-from tuning.stats.uncertainty import Gain
+from tuning.stats.uncertainty import Gain, Spread
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -152,6 +153,11 @@ def _reference(named: Mapping[str, Named], name: str) -> Named | None:
     return named.get(name) or named.get(BEFORE) or named.get(PLAIN)
 
 
+def _spread(pick: Mapping[str, Any]) -> Spread | None:
+    deviation, degrees = finite(pick.get("spread")), whole(pick.get("spread_degrees"))
+    return None if not deviation else Spread(deviation, degrees or PRIOR_DEGREES)
+
+
 def of_its_knobs(shown: _Function) -> _Function:
     """Returns the function of a summary as one that works with the knobs of the summary's own workload in use."""
 
@@ -220,7 +226,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         ),
         named=named,
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
-        answers=answers(named, reference, found_gains, objective, finite(pick.get("spread"))),
+        answers=answers(named, reference, found_gains, objective, _spread(pick)),
         gains=found_gains,
         ablation=ablation.results(ablated, dict(best.config) if best else None),
         rule=str(pick.get("rule", "")),

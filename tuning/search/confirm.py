@@ -293,7 +293,7 @@ class _Trainings:
         if sum(costs_s.values()) > left_s:
             if any(who != reference for who, _ in tried) or costs_s.get(name, math.inf) > left_s:
                 return False
-            todo = {name: wanted[name]}  # alone on a fresh seed it still tells whether it was luck
+            todo = {name: wanted[name]}  # without a pair it has no gain, and its own quality is shown
         for one, knobs in todo.items():
             self._train(one, knobs, seed, self._terms.left_s() - self._reserve_s)
         return True

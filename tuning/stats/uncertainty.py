@@ -29,6 +29,18 @@ def mean_half_width(values: Sequence[float]) -> float | None:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """What paired differences of one seed vary by: their standard deviation, and how many degrees of freedom it has."""
+
+    deviation: float
+    degrees: int
+
+    def half_width(self, count: int) -> float:
+        """Returns half the width of the 95 % interval of the mean of so many differences."""
+        return t_975(self.degrees) * self.deviation / math.sqrt(count)
+
+
+@dataclass(frozen=True)
 class Throughput:
     """Samples a second of one configuration, over short windows or over whole trainings.
 

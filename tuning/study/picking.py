@@ -37,7 +37,7 @@ from tuning.search.rule import Rule
 from tuning.search.selection import fastest_probed, reference_of, rule_of, sets_its_seed, so_far
 from tuning.search.throughput import place_of
 from tuning.search.turns import MOST_OTHERS, alike, last_candidates, least_changed
-from tuning.stats.uncertainty import mean_half_width
+from tuning.stats.uncertainty import Spread
 from tuning.study.limits import Limits
 from tuning.workers.worker import Worker
 
@@ -192,6 +192,7 @@ class PickStage:
             confirmed={name: statistics.fmean(one.qualities.values()) for name, one in race.trained.items()},
             gains={name: list(one.gains.values()) for name, one in race.trained.items()},
             spread=race.spread,
+            spread_degrees=race.degrees,
             tolerance=rule.tolerance,
             at_least=rule.at_least,
             goal=rule.goal,
@@ -215,8 +216,7 @@ class PickStage:
         if own is None or not own.gains:
             return f"{said}, by the search's seed alone"
         gains, floor = list(own.gains.values()), reference if rule.at_least is None else f"{rule.at_least:g}"
-        reach = mean_half_width(gains)
-        interval = f" ± {reach:.2g}" if reach is not None else ""
+        interval = f" ± {Spread(race.spread, race.degrees).half_width(len(gains)):.2g}"
         fresh = "" if not sets_its_seed(self._journal.records) else ", though train(run) sets its seed itself"
         seeds = f"{len(gains)} fresh seed{'s' * (len(gains) != 1)}"
         return f"{said}: {statistics.fmean(gains):+.3g}{interval} beside {floor} on {seeds}{fresh}"

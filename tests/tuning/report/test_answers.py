@@ -11,6 +11,7 @@ from tuning.report.answers import beside
 from tuning.search.confirm import WITH_TODAY
 from tuning.search.race import SYSTEM
 from tuning.stats import uncertainty
+from tuning.stats.uncertainty import Spread
 
 
 def of(records, **pick):
@@ -110,9 +111,10 @@ def quality(*values, confirmed=True):
         ((0.90, 0.91, 0.90), (0.90, 0.90, 0.91), None, "same"),
         ((0.95, 0.96, 0.95), (0.90, 0.91, 0.90), None, "better"),
         ((0.85, 0.86, 0.85), (0.90, 0.91, 0.90), None, "worse"),
-        ((0.95, 0.96, 0.95), (0.90, 0.91, 0.90), 0.1, "same"),
+        ((0.95, 0.96, 0.95), (0.90, 0.91, 0.90), Spread(0.1, 4), "same"),
         ((0.95,), (0.90,), None, "unknown"),
-        ((0.95,), (0.90,), 0.01, "better"),
+        ((0.95,), (0.90,), Spread(0.01, 4), "better"),
+        ((0.80, 0.95), (0.70, 0.70), Spread(0.01, 9), "better"),
         ((0.90,), (0.90,), None, "same"),
     ],
 )
@@ -127,7 +129,7 @@ def test_better_is_what_differs_by_more_than_seeds_do(found, mine, theirs, sprea
 def test_fresh_seeds_are_not_paired_with_that_of_the_search(found):
     one = dataclasses.replace(found.best, quality=quality(0.9, 0.8))
     other = dataclasses.replace(found.best, quality=quality(0.7, confirmed=False))
-    assert beside(one, other, ("q", "max"), 0.01).seeds == 0
+    assert beside(one, other, ("q", "max"), Spread(0.01, 4)).seeds == 0
     assert beside(one, other, ("q", "max"), 0.01).verdict == "unknown"
     assert beside(one, dataclasses.replace(found.best, quality={}), ("q", "max"), None) is None
 

@@ -83,3 +83,9 @@ def test_a_gain_needs_a_pair_of_rates_above_0():
 def test_an_accuracy_in_percent_is_no_share_and_gets_no_interval():
     found = uncertainty.quality({0: 78.05}, proportion_of=256)
     assert (found.mean, found.low, found.high) == (78.05, None, None)
+
+
+def test_an_interval_by_a_known_spread_narrows_with_the_root_of_the_pairs():
+    spread = uncertainty.Spread(0.02, 9)
+    assert spread.half_width(1) == pytest.approx(2.262 * 0.02, rel=1e-3)
+    assert spread.half_width(4) == pytest.approx(spread.half_width(1) / 2)
