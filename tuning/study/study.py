@@ -341,8 +341,7 @@ class _Study:
             self._told,
         )
         before = scheduler.has_begun
-        users = (self._users, self._node, self._target)
-        with executors.executor(self._config, plan, profiler, setting, *users) as executor:
+        with executors.executor(self._config, plan, profiler, setting, self._users, self._node) as executor:
             executor.run(scheduler, plan)
         return scheduler, before
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuning.config.errors import StoppedEarly
-from tuning.search.protocols import TrialPlan
-from tuning.workers.worker_config import WorkerConfig
 
 SAME_MEMORY_FRAC = 0.02
 """Machines of one kind differ by what firmware and driver keep of their memory."""
@@ -43,15 +41,6 @@ class Node:
 
 ToldNode = Callable[[Node], None]
 """Hears of a node that has joined."""
-
-
-@dataclass(frozen=True)
-class KindShare:
-    """How trials of one kind run: their plan on one machine of it, and what its workers are told."""
-
-    kind: str
-    plan: TrialPlan
-    config: WorkerConfig
 
 
 def refusal(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
@@ -119,7 +108,7 @@ class Kinds:
 
 
 class Slots:
-    """The slots of nodes, equal on those of a kind: where the next trial runs, and which nodes are there.
+    """The slots of nodes, equal on all: where the next trial runs, and which nodes are there.
 
     `until` is when the search is over, in seconds of the monotonic clock; None: never.
     """
@@ -137,20 +126,20 @@ class Slots:
         """Returns whether no node is there."""
         return not self._nodes
 
-    def machines(self, kind: str = "") -> int:
-        """Returns how many nodes of a kind there are."""
-        return sum(node.kind == kind for node in self._nodes.values())
+    @property
+    def machines(self) -> int:
+        """Returns how many nodes are there."""
+        return len(self._nodes)
 
-    def take(self, run: str, kind: str = "") -> str:
-        """Returns the id of the node on which `run`, a name of its own, takes a slot: of its kind that with most free.
+    def take(self, run: str) -> str:
+        """Returns the id of the node on which `run`, a name of its own, takes a slot: the one with most free.
 
         Raises RuntimeError where no node is left.
         """
-        own = [node.id for node in self._nodes.values() if node.kind == kind]
-        if not own:
+        if not self._nodes:
             raise RuntimeError("no node is left")
         taken = list(self._at.values())
-        node = min(own, key=taken.count)
+        node = min(self._nodes, key=taken.count)
         self._at[run] = node
         return node
 

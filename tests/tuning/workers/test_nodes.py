@@ -63,7 +63,7 @@ def slots() -> Slots:
 
 def test_trials_are_spread_evenly_and_a_slot_that_is_free_again_is_taken_next() -> None:
     found = slots()
-    assert found.machines() == 3
+    assert found.machines == 3
     taken = [found.take(f"t{n}") for n in range(6)]
     assert sorted(taken) == sorted("aabbcc")
     freed = found.free("t3")
@@ -76,13 +76,14 @@ def test_a_lost_node_takes_its_slots_along_and_its_trials_are_stranded_until_the
     where = {f"t{n}": found.take(f"t{n}") for n in range(3)}
     assert found.look("ac", [], 0.0)
     assert not found.look("ac", [], 1.0), "once"
-    assert (found.machines(), found.stranded()) == (2, {t for t, node in where.items() if node == "b"})
+    assert (found.machines, found.stranded()) == (2, {t for t, node in where.items() if node == "b"})
     (stranded,) = found.stranded()
     node = found.free(stranded)
     assert node is not None
     assert (node.id, found.has(node), found.stranded()) == ("b", False, set())
     assert "b" not in {found.take(f"t{n}") for n in range(3, 6)}
     found.look("", [], 2.0)
+    assert found.is_empty
     with pytest.raises(RuntimeError, match="no node is left"):
         found.take("t9")
 
@@ -92,10 +93,10 @@ def test_a_node_that_is_left_out_has_no_slots_for_another_trial() -> None:
     where = found.take("t0")
     node = Node(where, "10.0.0.1", 4.0, why="no driver")
     found.leave_out(node)
-    assert (found.machines(), found.at("t0"), found.stranded()) == (2, node, {"t0"})
+    assert (found.machines, found.at("t0"), found.stranded()) == (2, node, {"t0"})
     assert where not in {found.take(f"t{n}") for n in range(1, 5)}
     assert not found.look("abc", [], 0.0), "it is there, and stays out"
-    assert found.machines() == 2
+    assert found.machines == 2
 
 
 def test_a_node_that_joins_takes_trials_and_is_counted_once() -> None:
@@ -104,7 +105,7 @@ def test_a_node_that_joins_takes_trials_and_is_counted_once() -> None:
         found.take(f"t{n}")
     assert found.look("abcd", [joined], 0.0)
     assert not found.look("abcd", [joined], 1.0)
-    assert (found.machines(), found.take("t3")) == (4, "d")
+    assert (found.machines, found.take("t3")) == (4, "d")
     assert not slots().look("abc", [joined], 0.0), "it was lost before it was known to be like the others"
 
 
@@ -125,16 +126,6 @@ def test_a_node_that_joins_in_time_ends_the_wait() -> None:
     assert found.look("d", [Node("d", "10.0.0.1", 4.0)], EMPTY_S - 1.0)
     assert found.look("", [], 10 * EMPTY_S), "the next wait begins anew"
     assert not found.look("", [], 11 * EMPTY_S - 1.0)
-
-
-def test_a_trial_takes_a_slot_of_its_own_kind() -> None:
-    found = Slots([Node("a", "10.0.0.1", 4.0, kind="one"), Node("b", "10.0.0.2", 4.0, kind="two")])
-    assert [found.take(f"t{n}", kind) for n, kind in enumerate(("two", "one", "two"))] == ["b", "a", "b"]
-    assert (found.machines("one"), found.machines("two"), found.machines("three")) == (1, 1, 0)
-    found.look("a", [], 0.0)
-    assert (found.machines("two"), found.is_empty) == (0, False)
-    with pytest.raises(RuntimeError, match="no node is left"):
-        found.take("t4", "two")
 
 
 @pytest.mark.parametrize(("left_s", "timeout_s"), [(math.inf, None), (None, None), (100.0, 160.0), (-5.0, 60.0)])
