@@ -164,7 +164,6 @@ class _Study:
     ) -> None:
         self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
         self._users, self._target, self._place = users, target, place
-        journal.kind = target
         self._started = started
         self._began = started - timeline.times(journal.records).wall_s  # of earlier sessions
 

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trainables.knobs import Scalar
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.workers import SHIPPED_ENVIRONMENT, nvml, shipped
-from tuning.workers.nodes import KindOfDevice, Kinds, Node, refusal
+from tuning.workers.nodes import Node, kind_of_device, refusal
 from tuning.workers.ray_cluster import keep_terminated
 from tuning.workers.ray_measure import RemoteWorker
 from tuning.workers.ray_worker import described
@@ -67,7 +67,8 @@ class JoinedCluster:
         """Every node with cores, once it was checked."""
         self.here = ""
         """The kind of the machine of the study, known once the nodes were checked."""
-        self._kinds = Kinds()
+        self._known: list[Node] = []
+        """This machine and the nodes whose kind is known."""
         self._target = ""
         self._ask: Callable[[str], Any] | None = None
         self._asked: dict[Any, _Question] = {}
@@ -148,7 +149,8 @@ class JoinedCluster:
         self._here = {**facts, "torch": importlib.metadata.version("torch")}
         own = ray.get_runtime_context().get_node_id()
         marks = next((_marks(node) for node in ray.nodes() if node["NodeID"] == own), ())
-        self.here = self._kinds.name(KindOfDevice(facts["device"], len(nvml.gpus()) if cuda else None, marks))
+        cards = len(nvml.gpus()) if cuda else None
+        self.here = self._of_its_kind(Node(own, "", 0.0, facts["device"], cards=cards, marks=marks)).kind
         config = replace(config, workload=self.ref)
 
         def ask(node: str) -> Any:
@@ -196,21 +198,22 @@ class JoinedCluster:
 
     def _found(self, raw: Mapping[str, Any], there: Mapping[str, Any]) -> Node:
         """Returns a node, with its kind and whether trials may run on it, from what Ray and a worker say of it."""
-        cards = int(raw["Resources"].get("GPU", 0)) if self._resource == "GPU" else None
-        why, kind = refusal(self._here, there), ""
-        if not why:
-            kind = self._kinds.name(KindOfDevice(there["device"], cards, _marks(raw)))
         node = Node(
             id=raw["NodeID"],
             address=raw["NodeManagerAddress"],
             cores=float(raw["Resources"].get("CPU", 0)),
             device=there.get("device", {}),
-            why=why,
-            kind=kind,
-            cards=cards,
+            why=refusal(self._here, there),
+            cards=int(raw["Resources"].get("GPU", 0)) if self._resource == "GPU" else None,
             room_bytes=there.get("room_bytes"),
+            marks=_marks(raw),
         )
-        return self._compared(node)
+        return node if node.why else self._compared(self._of_its_kind(node))
+
+    def _of_its_kind(self, node: Node) -> Node:
+        """Returns a node with the name of its kind, which other nodes are compared with from here on."""
+        self._known.append(replace(node, kind=kind_of_device(node, self._known)))
+        return self._known[-1]
 
     def _compared(self, node: Node) -> Node:
         """Returns a node; its `why` says so if it is of another kind than the target."""

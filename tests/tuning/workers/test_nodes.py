@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tuning.config.errors import StoppedEarly
 from tuning.workers import ray_measure
-from tuning.workers.nodes import EMPTY_S, KindOfDevice, Kinds, Node, Slots, refusal
+from tuning.workers.nodes import EMPTY_S, Node, Slots, kind_of_device, refusal
 from tuning.workers.ray_measure import RemoteWorker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -52,9 +53,11 @@ def test_a_node_with_other_code_data_or_torch_is_refused_and_another_device_is_n
 def test_devices_that_differ_are_kinds_with_names_of_their_own(
     device: dict[str, Any], cards: int, marks: tuple[str, ...], name: str
 ) -> None:
-    kinds = Kinds()
-    assert kinds.name(KindOfDevice(DEVICE, 2)) == "x-2x-24g-8c"
-    assert [kinds.name(KindOfDevice(device, cards, marks)) for _ in range(2)] == [name] * 2
+    known: list[Node] = []
+    for one, own in (((DEVICE, 2, ()), "x-2x-24g-8c"), ((device, cards, marks), name), ((device, cards, marks), name)):
+        node = Node(str(len(known)), "10.0.0.1", 8.0, one[0], cards=one[1], marks=one[2])
+        known.append(replace(node, kind=kind_of_device(node, known)))
+        assert known[-1].kind == own
 
 
 def slots() -> Slots:
