@@ -23,17 +23,13 @@ class Queue:
         self.found: dict[str, dict[str, Any]] = {}
         self.decisions: list[tuple[str, str, str]] = []
 
-    def next_trial(self, kind: str = "") -> TrialRequest | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next one."""
         if not self._left:
             return None
         number, (where, need) = self._left.pop(0)
         knobs = {**KNOBS, "augmentation": WHERE[where], "num_workers": int(where.startswith("loader"))}
         return TrialRequest(f"t{number}", knobs, 0, need)
-
-    def requeue(self, trial: str) -> None:
-        """Hands out no trial once more."""
-        raise AssertionError(trial)
 
     def at_rung(self, trial: str, result: object) -> bool:
         """Lets everyone go on."""

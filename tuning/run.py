@@ -67,8 +67,8 @@ PRUNERS
                           1, 2 or 4 on a GPU, by how idle it is [auto]
   cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
                           on its nodes [here alone]
-  target=KIND             the kind of device of a cluster whose speed the study
-                          is about; others train too, for quality alone [that of
+  target=KIND             the kind of device of a cluster that the study is
+                          about; nodes of another kind are left out [that of
                           this machine, else the one with most devices]
   devices=all|0,1         cards of this machine that are used, by number as in
                           nvidia-smi (among the visible ones) or UUID [all]

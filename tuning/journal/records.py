@@ -11,7 +11,6 @@ import errno
 import fcntl
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -29,8 +28,6 @@ from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.format import OWN_KEYS, Scan, line_of, plain
 from tuning.journal.format import Record as Record
 
-MEASURED = ("footprint", "probe", "trial_start", "rung", "oom", "trial", "window", "confirmed")
-"""Events with a speed or bytes of a device."""
 IN_ANOTHER_CONTAINER = 0
 """Where the pid of a writer stands: it is a process of another container."""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -46,11 +43,8 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._end = os.fstat(self._file).st_size
         self._opened = time.monotonic()
-        self._turn = threading.Lock()
         self.heard: Callable[[Record], None] = lambda record: None
         """Hears of each record that is on disk."""
-        self.kind = ""
-        """The kind of device that measurements are of, in a cluster: their records say so, unless they name another."""
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Journal:
@@ -101,14 +95,6 @@ class Journal:
         taken = [key for key in fields if key in OWN_KEYS]
         if taken:
             raise ValueError(f"{event}: a field cannot be called {taken[0]}; the journal writes {', '.join(OWN_KEYS)}")
-        if self.kind and event in MEASURED:
-            fields.setdefault("kind", self.kind)
-        with self._turn:  # several kinds of device are measured at once
-            record = self._appended(event, fields)
-        self.heard(record)
-        return record
-
-    def _appended(self, event: str, fields: Mapping[str, Any]) -> Record:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         mono = round(time.monotonic() - self._opened, 3)
         record = Record(self._next, stamp, event, {k: plain(v, f"{event}.{k}") for k, v in fields.items()}, mono)
@@ -119,6 +105,7 @@ class Journal:
         self._write(line_of(record))
         self._records.append(record)
         self._next += 1
+        self.heard(record)
         return record
 
     def close(self) -> None:

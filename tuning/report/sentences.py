@@ -380,12 +380,10 @@ def is_held(place: Place) -> bool:
 
 
 def node(found: Mapping[str, Any]) -> str:
-    """Returns whether trials run on a node of a cluster, and where not, why."""
-    why, kind = found.get("why"), found.get("kind")
-    if why:
+    """Returns that trials run on a node of a cluster, or why none do."""
+    if why := found.get("why"):
         return f"{found.get('node')} is left out: {why}"
-    aim = "the target" if kind == found.get("target") else "for quality alone"
-    return f"{found.get('node')} runs trials: it is {f'of kind {kind}, {aim}' if kind else 'like this machine'}"
+    return f"{found.get('node')} runs trials: it is of kind {found.get('kind')}"
 
 
 def shares(found: Summary) -> list[tuple[str, float]]:

@@ -100,7 +100,7 @@ def others_alike(found: Mapping[str, Any]) -> bool | None:
     return True if found.get("fault") == UNDEFINED.name and not is_fp16 else None
 
 
-def why(failed: Mapping[str, Any]) -> dict[str, Any]:
+def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns why a trial began again, with other system knobs or in more room, as far as it is known."""
     return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
 
@@ -108,10 +108,10 @@ def why(failed: Mapping[str, Any]) -> dict[str, Any]:
 def begun_again(journal: Journal, guard: MemoryGuard, trial: str, found: Mapping[str, Any]) -> None:
     """Writes with which system knobs a trial failed before it began again, and teaches the guard."""
     for failed in found.get("ooms", []):
-        journal.append("oom", trial=trial, config=failed["knobs"], **why(failed))
+        journal.append("oom", trial=trial, config=failed["knobs"], **_why(failed))
         learn(guard, failed["knobs"], {**failed, "outcome": Outcome.OOM})
     for failed in found.get("restarts", []):
-        journal.append("restart", trial=trial, config=failed["knobs"], **why(failed))
+        journal.append("restart", trial=trial, config=failed["knobs"], **_why(failed))
 
 
 def observation(record: Record, objective: str, qualities: Qualities, guard: MemoryGuard) -> Observation:

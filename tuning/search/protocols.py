@@ -39,30 +39,19 @@ class Profiler(Footprints, Probes, Protocol):
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """A trial to run: its id, its knobs, the seed of its weights and batches, and its expected bytes.
-
-    `kind` is the kind of device that it is for, "" for the target's.
-    """
+    """A trial to run: its id, its knobs, the seed of its weights and batches, and its expected bytes."""
 
     trial: str
     knobs: Mapping[str, Scalar]
     seed: int
     need_bytes: int | None = None
-    kind: str = ""
 
 
 class Scheduler(Protocol):
     """Hands out trials and hears of them; an executor calls it from one thread."""
 
-    def next_trial(self, kind: str = "") -> TrialRequest | None:
-        """Returns the next trial for a kind of device, "" for the target's; None when there will be no more.
-
-        For another kind None may also mean that what waits does not fit there.
-        """
-        ...
-
-    def requeue(self, trial: str) -> None:
-        """Takes back a trial that has not ended, and whose kind of device is gone: it is handed out once more."""
+    def next_trial(self) -> TrialRequest | None:
+        """Returns the next trial; None when there will be no more."""
         ...
 
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,6 @@ from tuning.memory.groups import defaults, learn, need_of, peaks_are_whole, refu
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome, others_would_crash
 from tuning.search import endings
-from tuning.search.other_kinds import PATIENCE, OtherKind, apart
 from tuning.search.proposals import LEAST_WORTH, Candidate, Known, Proposals, Seen
 from tuning.search.protocols import Told, TrialPlan, TrialRequest
 from tuning.search.pruner import RULES, Decision
@@ -60,8 +59,6 @@ class TrialScheduler:
     The first trial is the reference. Staged: only learning and "both" knobs are proposed, the system knobs are the
     fastest that were probed and fit, and so the speed of a trial is known: only what would be faster than the pick of
     now is trained. Joint: every knob is proposed in one space, and a trial measures its speed itself.
-
-    Staged trials may run on `others`, kinds of device beside the target: those tell their quality alone.
     """
 
     def __init__(
@@ -72,9 +69,7 @@ class TrialScheduler:
         terms: SearchTerms,
         plan: TrialPlan,
         told: Told,
-        others: Sequence[OtherKind] = (),
     ) -> None:
-        self._others = {other.name: other for other in others}
         self._journal, self._space, self._guard = journal, space, guard
         self._terms, self._plan, self._told = terms, plan, told
         self._staged = terms.strategy == "staged"
@@ -108,7 +103,7 @@ class TrialScheduler:
         self._asked: dict[str, dict[str, Scalar]] = {}
         self._again: list[TrialRequest] = []
         self._retries: list[dict[str, Scalar]] = []
-        self._whole_s: dict[str, list[float]] = defaultdict(list)
+        self._whole_s: list[float] = []
         self._refused = 0
         self._crashes: dict[str, str] | None = {}
         """What trials of this session failed with, "" where others need not; None once one of any has come further."""
@@ -124,38 +119,20 @@ class TrialScheduler:
 
     # -- what the executor calls --------------------------------------------------------------------------------------
 
-    def next_trial(self, kind: str = "") -> TrialRequest | None:
-        """Returns the next trial to run: one that waits first, else a new proposal that fits; None at the end.
+    def next_trial(self) -> TrialRequest | None:
+        """Returns the next trial to run: one that was interrupted first, else a new proposal; None at the end.
 
-        What waits was interrupted, or fitted none of the other kinds that were idle. It is judged again: what was
-        learned since may rule it out. Every trial fits the target; None for another kind means that none fits there.
+        One that was interrupted is judged again: what was learned since may rule it out.
         """
-        other = self._others.get(kind)
-        for pending in list(self._again):
-            if not self._still_fits(pending):
-                self._again.remove(pending)
-            elif other is None or other.fits(pending.trial, pending.knobs):
-                self._again.remove(pending)
-                return self._begin(pending.trial, pending.knobs, other)
-        while other is None or (len(self._again) < PATIENCE and not self._is_late(kind)):
-            if (found := self._proposed()) is None:
-                return None
-            if other is None or other.fits(found.trial, found.knobs):
-                return self._begin(found.trial, found.knobs, other)
-            self._again.append(found)
-        return None
-
-    def requeue(self, trial: str) -> None:
-        """Takes back a trial whose kind of device is gone, to hand it out once more."""
-        self._again.append(TrialRequest(trial, self._live.pop(trial)["knobs"], self._terms.seed))
-
-    @property
-    def waiting(self) -> list[str]:
-        """Returns the trials that have not begun, or are to begin again."""
-        return [pending.trial for pending in self._again]
+        while self._again:
+            pending = self._again.pop(0)
+            if self._still_fits(pending):
+                return self._begin(pending.trial, pending.knobs)
+        found = self._proposed()
+        return None if found is None else self._begin(found.trial, found.knobs)
 
     def _still_fits(self, pending: TrialRequest) -> bool:
-        """Returns whether a trial that waits may begin; says so where it may not any more."""
+        """Returns whether a trial that was interrupted may begin again; writes that it does not fit if it may not."""
         verdict = self._judged(pending.knobs)
         if verdict.fits:
             return True
@@ -166,7 +143,7 @@ class TrialScheduler:
         return False
 
     def _proposed(self) -> TrialRequest | None:
-        """Returns a new trial that fits the target, configured for it; None where the search is over."""
+        """Returns a new trial that fits; None if the search is over."""
         if (first := self._reference_trial()) is not None:
             return first
         while not self._is_over():
@@ -201,21 +178,17 @@ class TrialScheduler:
             return False
         if samples >= self._once_through:
             return True
-        other = self._others.get(live["kind"])
-        judged = self._judged if other is None else other.judged
-        verdict = judged(result.get("knobs") or live["ran"])
+        verdict = self._judged(result.get("knobs") or live["knobs"])
         if verdict.action == "launch":
             return True
-        if other is not None:  # of the target nothing was learned
-            other.bar(trial)
         live.update(ruled_out=True, reason=f"ruled out by what was learned since it began: {verdict.reason}")
         return False
 
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Returns whether the trial goes on; the rung is written first."""
         samples, values, knobs = int(result["samples"]), dict(result["values"]), self._live[trial]["knobs"]
-        kind, measured = self._live[trial]["kind"], result.get("measured_samples_per_s")
-        rate = self._rate(knobs, measured, kind) or 0.0
+        measured = result.get("measured_samples_per_s")
+        rate = self._speeds.judged(knobs, measured) or 0.0
         milestone = max(m for m in self._plan.milestones if m <= samples)
         self._crashes = None
         is_early = self._is_early(result)
@@ -226,8 +199,8 @@ class TrialScheduler:
             decision = Decision(False, OUT_OF_TIME)
         speeds = {SAMPLES_PER_S: rate, "measured_samples_per_s": measured}
         words = {"goes_on": decision.go_on, "reason": decision.reason}
-        where = {**({"kind": kind} if kind else {}), **({"early": True} if is_early else {})}
-        record = self._journal.append("rung", trial=trial, samples=samples, values=values, **speeds, **words, **where)
+        early = {"early": True} if is_early else {}
+        record = self._journal.append("rung", trial=trial, samples=samples, values=values, **speeds, **words, **early)
         if not decision.go_on:
             self._live[trial].update(stopped_at=samples, reason=decision.reason)
         self._told(record)
@@ -257,33 +230,19 @@ class TrialScheduler:
 
         Nothing is taught where the trial needed less than its slot, as on a card that others have filled.
         """
-        live = self._live[trial]
-        knobs = dict(result.get("knobs") or live["ran"])
-        journal, guard = self._written_to(live)
+        knobs = dict(result.get("knobs") or self._live[trial]["knobs"])
         needed_more = (result.get("wanted_bytes") or 0) > (result.get("cap_bytes") or math.inf)
         kind = "ooms" if result["outcome"] == Outcome.OOM and needed_more else "restarts"
-        endings.begun_again(journal, guard, trial, {kind: [{**result, "knobs": knobs}]})
+        endings.begun_again(self._journal, self._guard, trial, {kind: [{**result, "knobs": knobs}]})
         slot_mib = (result.get("cap_bytes") or 0) / 2**20
         self.decided("widened", trial, f"it needs more than its slot of {slot_mib:.0f} MiB, and begins alone")
 
     def ended(self, trial: str, result: Mapping[str, Any]) -> None:
         """Writes the ending, then teaches sampler and guard."""
         live, found = self._live.pop(trial, {}), dict(result)
-        other = self._others.get(live.get("kind", ""))
-        journal, guard = self._written_to(live)
-        endings.begun_again(journal, guard, trial, found)
-        ran = dict(found.get("knobs") or live.get("ran") or {})
+        endings.begun_again(self._journal, self._guard, trial, found)
+        knobs = dict(found.get("knobs") or live.get("knobs") or {})
         outcome = endings.outcome(str(found["outcome"]), live)
-        if other is not None and (outcome in endings.OVER_MEMORY or _learned_otherwise(live["ran"], ran)):
-            other.leave(trial, ran, found)
-            self._again.append(TrialRequest(trial, live["knobs"], self._terms.seed))
-            self.decided("moved", trial, f"it does not fit {other.name}, and waits for another kind of device")
-            return
-        knobs, told, where = ran, endings.measured(found), dict[str, Any]()
-        if other is not None:
-            other.learn(ran, {**found, "outcome": outcome})
-            knobs, (told, on_device) = live["knobs"], apart(told)
-            where = {"kind": other.name, "ran": {"config": ran, **on_device}}
         record = self._journal.append(
             "trial",
             trial=trial,
@@ -292,42 +251,28 @@ class TrialScheduler:
             stopped_at=live.get("stopped_at"),
             reason=live.get("reason", ""),
             values=dict(found["values"]),
-            samples_per_s=self._rate(knobs, found.get("measured_samples_per_s"), live.get("kind", "")),
+            samples_per_s=self._speeds.judged(knobs, found.get("measured_samples_per_s")),
             seed=self._terms.seed,
-            **told,
-            **where,
+            **endings.measured(found),
         )
-        if other is None:
-            learn(guard, knobs, record.fields, whole=self._whole_peaks)
+        learn(self._guard, knobs, record.fields, whole=self._whole_peaks)
         alike = endings.others_alike(record.fields)
         if alike is False:
             self._crashes = None
-        elif self._crashes is not None and other is None:
+        elif self._crashes is not None:
             self._crashes[trial] = str(found.get("message")) if alike else ""
         self._teach(record)
         self._told(record)
-        self._say_halved(trial, live.get("ran") or {}, ran)
+        self._say_halved(trial, live.get("knobs") or {}, knobs)
         self._retry(record)
         is_said = any(r.event == "note" and r["text"] == NAN_IN_FP16 for r in self._journal.records)
         if outcome == Outcome.DIVERGED and knobs.get("amp_dtype") == "fp16" and not is_said:
             self._told(self._journal.append("note", text=NAN_IN_FP16))
 
-    def _written_to(self, live: Mapping[str, Any]) -> tuple[Journal, MemoryGuard]:
-        """Returns the journal and the guard of the kind of device that a trial runs on."""
-        other = self._others.get(live.get("kind", ""))
-        return (self._journal, self._guard) if other is None else (other.journal, other.guard)
-
-    def _rate(self, knobs: Mapping[str, Scalar], measured: float | None, kind: str) -> float | None:
-        """Returns the speed on the target that a trial is judged by, wherever it ran."""
-        if kind not in self._others:
-            return self._speeds.judged(knobs, measured)
-        found = fastest(self._speeds, self._guard, {**self._space.fixed, **knobs})
-        return self._speeds.of(knobs) or (None if found is None else found.samples_per_s)
-
     def _say_halved(self, trial: str, begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> None:
         """Says where running out of memory has changed what a trial learned: by its micro-batch, where that matters."""
-        if _learned_otherwise(begun, ended):
-            size = "micro_batch_size"
+        size = "micro_batch_size"
+        if size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size):
             text = f"{trial} ran out of memory and went on with {size}={ended[size]} in place of {begun[size]}"
             self._told(self._journal.append("note", text=f"{text}, which changes what is learned here"))
 
@@ -338,20 +283,18 @@ class TrialScheduler:
     # -- proposals -----------------------------------------------------------------------------------------------------
 
     def _numbered(self, knobs: Mapping[str, Scalar]) -> TrialRequest:
-        """Returns a new trial under the next id, which is taken from here on, though it may wait."""
+        """Returns a new trial under the next id, which is taken from here on."""
         trial = f"t{1 + max((int(known[1:]) for known in self._attempts), default=-1):03d}"
         self._attempts[trial] = 0
         return TrialRequest(trial, knobs, self._terms.seed)
 
-    def _begin(self, trial: str, knobs: Mapping[str, Scalar], other: OtherKind | None) -> TrialRequest:
+    def _begin(self, trial: str, knobs: Mapping[str, Scalar]) -> TrialRequest:
         verdict = self._judged(knobs)
         applied = verdict.applied(knobs)
-        ran, need_bytes = (applied, verdict.predicted_bytes) if other is None else other.applied(applied)
-        kind = "" if other is None else other.name
         self._attempts[trial] += 1
         speeds = self._expected.pop(trial, {})
         named = {"named": self._terms.reference_name, "beside": True} if trial in self._beside else speeds
-        self._live[trial] = {"knobs": applied, "ran": ran, "kind": kind}
+        self._live[trial] = {"knobs": applied}
         self._journal.append(
             "trial_start",
             trial=trial,
@@ -362,9 +305,8 @@ class TrialScheduler:
             decision=verdict.action,
             decision_reason=verdict.reason,
             **named,
-            **({} if other is None else {"kind": kind, "ran": {"config": ran, "predicted_bytes": need_bytes}}),
         )
-        return TrialRequest(trial, ran, self._terms.seed, need_bytes, kind)
+        return TrialRequest(trial, applied, self._terms.seed, verdict.predicted_bytes)
 
     def _proposal(self) -> Proposal | None:
         """Returns what is trained in place of a trial that was ruled out, else what is of most worth."""
@@ -462,15 +404,15 @@ class TrialScheduler:
             return True  # one that still runs may come further
         if begun + max(0, self._refused - most) >= most:  # what does not fit costs no time: as many more are proposed
             self.stop_reason = "the one trial was proposed" if most == 1 else f"all {most} trials were proposed"
-        elif self._is_late("") and begun + self._refused >= self._plan.concurrency:
+        elif self._is_late() and begun + self._refused >= self._plan.concurrency:
             spent = f"its share of search.max_time was spent after {begun} of {most} trials"
             self.stop_reason, self.is_out_of_time = f"{spent}; confirming takes the rest", True
         return bool(self.stop_reason)
 
-    def _is_late(self, kind: str) -> bool:
+    def _is_late(self) -> bool:
         """Returns whether a trial begun now would be cut at the deadline more often than not: most stop half way."""
-        deadline, whole_s = self._terms.deadline, self._whole_s[kind]
-        typical_s = statistics.median(whole_s) if whole_s else 0.0
+        deadline = self._terms.deadline
+        typical_s = statistics.median(self._whole_s) if self._whole_s else 0.0
         return deadline is not None and self._terms.clock() + typical_s / 2 > deadline
 
     def _time_is_up(self) -> bool:
@@ -530,8 +472,7 @@ class TrialScheduler:
         """Tells the sampler how a trial ended."""
         trial, outcome, knobs = record["trial"], record["outcome"], record["config"]
         if outcome == Outcome.OK:
-            kind = record["kind"] if "ran" in record.fields else ""
-            self._whole_s[kind].append(float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0))
+            self._whole_s.append(float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0))
             self._speeds.learn(knobs, record.get("measured_samples_per_s"))
             self._qualities.ended(trial, record["values"].get(self._objective))
         if trial in self._beside:
@@ -601,12 +542,6 @@ class TrialScheduler:
             if trial not in self._beside:
                 self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
             self._again.append(TrialRequest(trial, knobs, self._terms.seed))
-
-
-def _learned_otherwise(begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> bool:
-    """Returns whether a trial has gone on with another micro-batch, where that changes what is learned."""
-    size = "micro_batch_size"
-    return size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size)
 
 
 def _is_of_reference(record: Record) -> bool:

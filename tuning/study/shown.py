@@ -25,7 +25,7 @@ def show(board: RayBoard, record: Record, objective: str) -> None:
         board.says(f"stage {record['stage']} has ended", "stage")
     elif record.event == "trial_start":
         board.runs(trial, f"{trial} runs  {' '.join(unlike(record.get('config') or {}, {}))}")
-    elif trial and record.event in ("lost", "moved", "widened", "refused"):  # it waits for its turn, or never comes
+    elif trial and record.event in ("lost", "widened", "refused"):  # it waits for its turn, or never comes
         board.says("  ".join(told or (record.event, trial)), trial)
     elif told is not None and record.event == "trial":
         values = {**mapping(record.get("values")), SPEED: record.get(SPEED)}

@@ -48,7 +48,6 @@ from tuning.search.protocols import TrialPlan
 from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
-from tuning.study.other_kinds import KindStudy, beside
 from tuning.study.picking import PickStage, nothing_usable
 from tuning.study.setup import (
     cautions,
@@ -114,14 +113,14 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         target, place = "", None
         if users is not None:
             terminal.doing("the nodes of the cluster load the workload, to be compared with this machine")
-            limit_s, one_kind = config.search.max_time_s or math.inf, config.search.strategy == "joint"
-            users.check(setting, facts, start, limit_s, one_kind=one_kind)
-            target = users.target(config.target if opening is None else opening.get("target") or config.target)
+            limit_s = config.search.max_time_s or math.inf
+            users.check(setting, facts, start, limit_s)
+            target = users.choose_target(config.target if opening is None else opening.get("target") or config.target)
         if users is not None and target != users.here:  # a node of that kind measures in this machine's place
             profiler.end()
-            place = users.of_kind(target)[0]
+            place = users.training[0]
             setting = dataclasses.replace(setting, threads=int(place.device["threads"]))
-            profiler = stack.enter_context(users.worker(target, setting, terminal.warning))
+            profiler = stack.enter_context(users.worker(setting, terminal.warning))
             profiler.deadline = started + limit_s
             facts = described(profiler, config.workload.options, start)
         folder = folder or new_folder(config)
@@ -165,14 +164,12 @@ class _Study:
     ) -> None:
         self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
         self._users, self._target, self._place = users, target, place
-        self._others: list[KindStudy] = []
-        journal.kind = target
         self._started = started
         self._began = started - timeline.times(journal.records).wall_s  # of earlier sessions
 
     def open(self, facts: Mapping[str, Any], setting: WorkerConfig, free_bytes: int | None = None) -> None:
         """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it."""
-        self._setting, began = setting, self._began
+        began = self._began
         if last(self._journal.records, "study") is None:
             fields = study_fields(self._config, facts, setting, self._folder.name)
             if self._users is not None:
@@ -247,24 +244,7 @@ class _Study:
             self._named.setdefault(PLAIN, groups.plain_defaults(self._config.space))
 
     def measure(self, profiler: Worker) -> None:
-        """Stages 1 and 2: what fits, and how fast the system knobs are; on other kinds of device at the same time."""
-        others, users, warn = self._unlike(), self._users, self._terminal.warning
-        own = [(kind, users.worker(kind.name, kind.setting, warn)) for kind in others if users is not None]
-        with beside(own, self._space):
-            self._measure(profiler)
-        for kind in others:
-            self._note(kind.settle())
-        self._others = [kind for kind in others if not kind.why]
-
-    def _unlike(self) -> list[KindStudy]:
-        """Returns the kinds of device beside the target, as far as trials are to run there."""
-        if self._users is None or self._config.search.trials == 0 or stage_done(self._journal.records, "search"):
-            return []
-        nodes = {node.kind: node for node in self._users.training if node.kind != self._target}
-        opening = self._opening().fields
-        return [KindStudy(self._config, opening, self._journal, n, self._setting, self._began) for n in nodes.values()]
-
-    def _measure(self, profiler: Worker) -> None:
+        """Stages 1 and 2: what fits, and how fast the system knobs are."""
         cap_bytes, profiler.deadline = self._limits.cap_bytes(), self._limits.ends_at
         with self._stage("estimate") as needed:
             if needed and self._facts.get("asked") is not None:
@@ -346,8 +326,6 @@ class _Study:
                 self._pick_stage().train_again(profiler, terms.deadline or math.inf)
             if scheduler.only_crashes:
                 raise self._nothing_usable()
-            if waiting := scheduler.waiting:
-                self._note(f"{', '.join(waiting)} fit no kind of device that was left, and did not begin")
             self._note(f"the search ended: {scheduler.stop_reason}")
             if scheduler.is_out_of_time and (few := self._limits.few()):
                 self._note(few, warns="few")
@@ -356,21 +334,16 @@ class _Study:
         self, profiler: Worker, setting: WorkerConfig, plan: TrialPlan, terms: SearchTerms
     ) -> tuple[TrialScheduler, int]:
         """Returns the scheduler after its trials, and how many had begun before it."""
-        shares = [kind.share() for kind in self._others]
-        counts = [share.plan.concurrency * self._machines(share.kind) for share in shares]
-        own = plan.on_nodes(self._machines(self._target))
         scheduler = TrialScheduler(
             self._journal,
             self._config.space,
             groups.guard(self._journal.records, plan.alone_bytes or self._limits.cap_bytes()),
             terms,
-            dataclasses.replace(own, concurrency=own.concurrency + sum(counts)),
+            plan.on_nodes(len(self._users.training) if self._users is not None else 1),
             self._told,
-            [kind.other(self._config.space) for kind in self._others],
         )
         before = scheduler.has_begun
-        users = (self._users, self._node, self._target, shares)
-        with executors.executor(self._config, plan, profiler, setting, *users) as executor:
+        with executors.executor(self._config, plan, profiler, setting, self._users, self._node) as executor:
             executor.run(scheduler, plan)
         return scheduler, before
 
@@ -388,10 +361,6 @@ class _Study:
 
     def _pick_stage(self) -> PickStage:
         return PickStage(self._config, self._journal, self._limits, self._space, self._named, self._told, self._note)
-
-    def _machines(self, kind: str) -> int:
-        """Returns on how many machines of a kind trials run."""
-        return sum(n.kind == kind for n in self._users.training) if self._users is not None else 1
 
     def confirm(self, profiler: Worker) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
@@ -492,9 +461,8 @@ class _Study:
 
     def _node(self, node: Node) -> None:
         """Writes and says whether a node of the user's cluster runs trials."""
-        said = {"address": node.address, "cores": node.cores, "device": dict(node.device), "why": node.why}
-        said |= {"kind": node.kind, "target": self._target}
-        record = self._journal.append("node", node=node.name, **said)
+        said = {"address": node.address, "cores": node.cores, "device": dict(node.device), "kind": node.kind}
+        record = self._journal.append("node", node=node.name, **said, why=node.why)
         self._terminal.note(sentences.node(record.fields))
 
     def _note(self, text: str, warns: str = "") -> None:

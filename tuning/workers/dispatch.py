@@ -36,12 +36,11 @@ class Dispatcher:
     """Asks a scheduler for trials while slots are free, judges their states, and passes on how they ended.
 
     Slots are equal. A trial that needs more than its slot, by what is predicted or by an OOM there, runs alone: nothing
-    else starts before it, and it waits until nothing else runs. `cap_bytes` is the worker's own cap. `kind` is the kind
-    of device that all of this is about, "" for the target's.
+    else starts before it, and it waits until nothing else runs. `cap_bytes` is the worker's own cap.
     """
 
-    def __init__(self, scheduler: Scheduler, plan: TrialPlan, cap_bytes: int | None, kind: str = "") -> None:
-        self._scheduler, self._plan, self._cap_bytes, self._kind = scheduler, plan, cap_bytes, kind
+    def __init__(self, scheduler: Scheduler, plan: TrialPlan, cap_bytes: int | None) -> None:
+        self._scheduler, self._plan, self._cap_bytes = scheduler, plan, cap_bytes
         self._waiting: list[Placed] = []
         self._running: dict[str, Placed] = {}
         self._told: dict[str, int] = {}
@@ -55,7 +54,7 @@ class Dispatcher:
         """
         while len(self._running) - beside < self._plan.concurrency and not any(p.alone for p in self._running.values()):
             if not self._waiting:
-                request = self._scheduler.next_trial(self._kind)
+                request = self._scheduler.next_trial()
                 if request is None:
                     return None
                 self._waiting.append(Placed(request, alone=self._is_too_large(request.need_bytes)))
@@ -137,11 +136,6 @@ class Dispatcher:
         self._told.pop(trial, None)
         self._scheduler.decided("lost", trial, f"node {node} {how}; it is run once more on another")
         self._waiting.insert(0, replace(placed, moved=placed.moved + 1))
-
-    def requeue(self) -> None:
-        """Gives what waits back to the scheduler: no device of this kind is left."""
-        while self._waiting:
-            self._scheduler.requeue(self._waiting.pop(0).request.trial)
 
     def replan(self, plan: TrialPlan) -> None:
         """Takes a plan of other slots; what runs in one that is no more goes on."""

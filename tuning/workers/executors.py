@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
-    from tuning.workers.nodes import KindShare, ToldNode
+    from tuning.workers.nodes import ToldNode
     from tuning.workers.ray_board import RayBoard
     from tuning.workers.ray_cluster import RayCluster
     from tuning.workers.ray_join import JoinedCluster
@@ -114,21 +114,17 @@ def executor(
     worker: WorkerConfig,
     users: JoinedCluster | None = None,
     told: ToldNode | None = None,
-    target: str = "",
-    others: Sequence[KindShare] = (),
 ) -> Iterator[LocalExecutor | RayExecutor]:
     """Yields who runs trials by this plan: Ray Tune where there are several slots, or its dashboard is to show them.
 
     Else the worker that probed goes on: it has loaded everything, and nothing else need start. Under Ray Tune it is
     ended, for its memory is theirs. With the dashboard Ray runs already; with a cluster of the user's it is theirs, and
-    `told` hears of each node that joins it; trials are for nodes of the kind `target`, and of `others`.
+    `told` hears of each node that joins it.
     """
     worker = replace(worker, slots=plan.concurrency)  # on a card known by now alone
     if users is not None:
         profiler.end()
-        name, sent = f"{config.workload.name}_trials", replace(worker, workload=users.ref)
-        shares = [replace(one, config=replace(one.config, workload=users.ref)) for one in others]
-        yield _ray().RayExecutor(sent, name, users, told, target, shares)
+        yield _ray().RayExecutor(replace(worker, workload=users.ref), f"{config.workload.name}_trials", users, told)
         return
     if plan.concurrency == 1 and not config.dashboard:
         yield LocalExecutor(profiler)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuning.config.errors import StoppedEarly
-from tuning.search.protocols import TrialPlan
-from tuning.workers.worker_config import WorkerConfig
 
 SAME_MEMORY_FRAC = 0.02
 """Machines of one kind differ by what firmware and driver keep of their memory."""
@@ -23,7 +21,8 @@ class Node:
     """A node of a cluster: Ray's id of it, its address, the cores that Ray gives away there, and its device.
 
     `why` says why no trial runs on it, "" where trials do. `kind` is its kind of device; `cards` are those that Ray
-    gives away, None on a CPU; `room_bytes` is what a process may take there, of a card or of RAM.
+    gives away, None on a CPU; `room_bytes` is what a process may take there, of a card or of RAM. `marks` are custom
+    resources of Ray whose names begin with `kind_`: by them a person tells two kinds apart.
     """
 
     id: str
@@ -34,24 +33,24 @@ class Node:
     kind: str = ""
     cards: int | None = None
     room_bytes: int | None = None
+    marks: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Returns its address with the part of its id that tells two of one machine apart."""
         return f"{self.address} ({self.id[:6]})"
 
+    def is_like(self, other: Node) -> bool:
+        """Returns whether another node has the same kind of device: what speeds and bytes depend on is the same."""
+        ours, theirs = self.device, other.device
+        is_same = all(ours.get(n) == theirs.get(n) for n in ("name", "capability", "cores"))
+        mine, its = int(ours.get("memory_bytes") or 0), int(theirs.get("memory_bytes") or 0)
+        is_as_large = abs(mine - its) <= SAME_MEMORY_FRAC * mine
+        return is_same and is_as_large and (self.marks, self.cards) == (other.marks, other.cards)
+
 
 ToldNode = Callable[[Node], None]
 """Hears of a node that has joined."""
-
-
-@dataclass(frozen=True)
-class KindShare:
-    """How trials of one kind run: their plan on one machine of it, and what its workers are told."""
-
-    kind: str
-    plan: TrialPlan
-    config: WorkerConfig
 
 
 def refusal(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
@@ -70,56 +69,28 @@ def refusal(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class KindOfDevice:
-    """What speeds and bytes depend on: the device as a worker describes it, its cards, None on a CPU, and its marks.
+def kind_of_device(node: Node, known: Sequence[Node]) -> str:
+    """Returns the name of a node's kind of device: that of a known node like it, else one that no known node has.
 
-    A mark is a custom resource of Ray whose name begins with `kind_`: by it a person tells two kinds apart.
+    A new name is made of the node's marks, else of its device, memory and cores.
     """
-
-    device: Mapping[str, Any]
-    cards: int | None = None
-    marks: tuple[str, ...] = ()
-
-    def is_like(self, other: KindOfDevice) -> bool:
-        """Returns whether another is of the same kind."""
-        ours, theirs = self.device, other.device
-        is_same = all(ours.get(n) == theirs.get(n) for n in ("name", "capability", "cores"))
-        mine, its = int(ours.get("memory_bytes") or 0), int(theirs.get("memory_bytes") or 0)
-        is_as_large = abs(mine - its) <= SAME_MEMORY_FRAC * mine
-        return is_same and is_as_large and (self.marks, self.cards) == (other.marks, other.cards)
-
-    @property
-    def called(self) -> str:
-        """Returns a name for it: its mark, else of its device, memory and cores."""
-        if self.marks:
-            return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(self.marks))[:64]
-        gib = round(int(self.device.get("memory_bytes") or 0) / 2**30)
-        name = re.sub(r"[^a-z0-9]+", "-", str(self.device.get("name") or "device").lower()).strip("-")[:32].strip("-")
-        cards = f"-{self.cards}x" if self.cards and self.cards > 1 else ""
-        return f"{name}{cards}-{gib}g-{self.device.get('cores')}c"
-
-
-class Kinds:
-    """The kinds of device that were seen, by name; names are the same in every session of a study."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, KindOfDevice] = {}
-
-    def name(self, found: KindOfDevice) -> str:
-        """Returns the name of a kind: that of one like it, else a new one."""
-        for name, known in self._known.items():
-            if known.is_like(found):
-                return name
-        name = found.called
-        while name in self._known:
-            name += "-other"
-        self._known[name] = found
-        return name
+    like = next((one for one in known if one.is_like(node)), None)
+    if like is not None:
+        return like.kind
+    if node.marks:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(node.marks))[:64]
+    else:
+        gib = round(int(node.device.get("memory_bytes") or 0) / 2**30)
+        said = re.sub(r"[^a-z0-9]+", "-", str(node.device.get("name") or "device").lower()).strip("-")[:32].strip("-")
+        cards = f"-{node.cards}x" if node.cards and node.cards > 1 else ""
+        name = f"{said}{cards}-{gib}g-{node.device.get('cores')}c"
+    while any(one.kind == name for one in known):
+        name += "-other"
+    return name
 
 
 class Slots:
-    """The slots of nodes, equal on those of a kind: where the next trial runs, and which nodes are there.
+    """The slots of nodes, equal on all: where the next trial runs, and which nodes are there.
 
     `until` is when the search is over, in seconds of the monotonic clock; None: never.
     """
@@ -137,20 +108,20 @@ class Slots:
         """Returns whether no node is there."""
         return not self._nodes
 
-    def machines(self, kind: str = "") -> int:
-        """Returns how many nodes of a kind there are."""
-        return sum(node.kind == kind for node in self._nodes.values())
+    @property
+    def machines(self) -> int:
+        """Returns how many nodes are there."""
+        return len(self._nodes)
 
-    def take(self, run: str, kind: str = "") -> str:
-        """Returns the id of the node on which `run`, a name of its own, takes a slot: of its kind that with most free.
+    def take(self, run: str) -> str:
+        """Returns the id of the node on which `run`, a name of its own, takes a slot: the one with most free.
 
         Raises RuntimeError where no node is left.
         """
-        own = [node.id for node in self._nodes.values() if node.kind == kind]
-        if not own:
+        if not self._nodes:
             raise RuntimeError("no node is left")
         taken = list(self._at.values())
-        node = min(own, key=taken.count)
+        node = min(self._nodes, key=taken.count)
         self._at[run] = node
         return node
 

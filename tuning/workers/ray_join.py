@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trainables.knobs import Scalar
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.workers import SHIPPED_ENVIRONMENT, nvml, shipped
-from tuning.workers.nodes import KindOfDevice, Kinds, Node, refusal
+from tuning.workers.nodes import Node, kind_of_device, refusal
 from tuning.workers.ray_cluster import keep_terminated
 from tuning.workers.ray_measure import RemoteWorker
 from tuning.workers.ray_worker import described
@@ -67,7 +67,9 @@ class JoinedCluster:
         """Every node with cores, once it was checked."""
         self.here = ""
         """The kind of the machine of the study, known once the nodes were checked."""
-        self._kinds = Kinds()
+        self._known: list[Node] = []
+        """This machine and the nodes whose kind is known."""
+        self._target = ""
         self._ask: Callable[[str], Any] | None = None
         self._asked: dict[Any, _Question] = {}
         self._seen: set[str] = set()
@@ -108,49 +110,47 @@ class JoinedCluster:
         """Takes that nothing trains any more on a node, whose `why` says why."""
         self.nodes = [node if one.id == node.id else one for one in self.nodes]
 
-    def of_kind(self, kind: str) -> list[Node]:
-        """Returns those of one kind that are there now."""
+    def alive(self) -> list[Node]:
+        """Returns the nodes that trials run on, as far as they are there now."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return [node for node in self.training if node.kind == kind and node.id in alive]
+        return [node for node in self.training if node.id in alive]
 
-    def worker(self, kind: str, config: WorkerConfig, warn: Callable[[str], None]) -> RemoteWorker:
-        """Returns a worker that measures on a node of the kind."""
-        return RemoteWorker(replace(config, workload=self.ref), lambda: self.of_kind(kind), warn)
+    def worker(self, config: WorkerConfig, warn: Callable[[str], None]) -> RemoteWorker:
+        """Returns a worker that measures on a node that trials run on."""
+        return RemoteWorker(replace(config, workload=self.ref), self.alive, warn)
 
-    def target(self, asked: str | None) -> str:
-        """Returns the kind whose speed the study is about: as asked, else this machine's, where a node of it trains.
+    def choose_target(self, asked: str | None) -> str:
+        """Returns the kind of device that the study is about; nodes of another kind are left out from here on.
 
-        Else it is the kind with most devices. Raises ConfigError for a kind that is not there.
+        It is the kind that was asked for, else this machine's if a node of that kind trains, else the kind with most
+        devices. Raises ConfigError if no node that can train is of the kind that was asked for.
         """
         devices: Counter[str] = Counter()
         for node in self.training:
             devices[node.kind] += node.cards or 1
-        names = list(dict.fromkeys([self.here, *sorted(devices)]))
-        if asked is not None and asked not in names:
-            what = f"target={asked}: no node of the cluster at {self._address} is of that kind"
+        names = sorted(devices, key=lambda kind: (kind != self.here, -devices[kind], kind))
+        if asked is not None and asked not in devices:
+            what = f"target={asked}: no node of the cluster at {self._address} that can train is of that kind"
             raise ConfigError(what, allowed=", ".join(names), remedy=f"target={names[0]}")
-        return asked or (self.here if self.here in devices else max(sorted(devices), key=devices.__getitem__))
+        self._target = asked or names[0]
+        self.nodes = [self._compared(node) for node in self.nodes]
+        return self._target
 
     def check(
-        self,
-        config: WorkerConfig,
-        facts: Mapping[str, Any],
-        knobs: Mapping[str, Scalar],
-        limit_s: float,
-        *,
-        one_kind: bool = False,
+        self, config: WorkerConfig, facts: Mapping[str, Any], knobs: Mapping[str, Scalar], limit_s: float
     ) -> None:
         """Loads the workload once on each node, and compares what that is with `facts`, of the machine of the study.
 
-        That may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. With
-        `one_kind` only nodes of this machine's kind train. Raises PreflightError where no node may.
+        That may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. Raises
+        PreflightError where no node may train.
         """
         cuda = config.device == "cuda"
         self._timeout_s, self._resource = min(HANG_TIMES * config.hang_s, limit_s / 4), "GPU" if cuda else "CPU"
-        self._here, self._one_kind = {**facts, "torch": importlib.metadata.version("torch")}, one_kind
+        self._here = {**facts, "torch": importlib.metadata.version("torch")}
         own = ray.get_runtime_context().get_node_id()
         marks = next((_marks(node) for node in ray.nodes() if node["NodeID"] == own), ())
-        self.here = self._kinds.name(KindOfDevice(facts["device"], len(nvml.gpus()) if cuda else None, marks))
+        cards = len(nvml.gpus()) if cuda else None
+        self.here = self._of_its_kind(Node(own, "", 0.0, facts["device"], cards=cards, marks=marks)).kind
         config = replace(config, workload=self.ref)
 
         def ask(node: str) -> Any:
@@ -198,22 +198,28 @@ class JoinedCluster:
 
     def _found(self, raw: Mapping[str, Any], there: Mapping[str, Any]) -> Node:
         """Returns a node, with its kind and whether trials may run on it, from what Ray and a worker say of it."""
-        cards = int(raw["Resources"].get("GPU", 0)) if self._resource == "GPU" else None
-        why, kind = refusal(self._here, there), ""
-        if not why:
-            kind = self._kinds.name(KindOfDevice(there["device"], cards, _marks(raw)))
-            if self._one_kind and kind != self.here:
-                why = f"it is of another kind, {kind}, and search.strategy=joint measures the speed of each trial"
-        return Node(
+        node = Node(
             id=raw["NodeID"],
             address=raw["NodeManagerAddress"],
             cores=float(raw["Resources"].get("CPU", 0)),
             device=there.get("device", {}),
-            why=why,
-            kind=kind,
-            cards=cards,
+            why=refusal(self._here, there),
+            cards=int(raw["Resources"].get("GPU", 0)) if self._resource == "GPU" else None,
             room_bytes=there.get("room_bytes"),
+            marks=_marks(raw),
         )
+        return node if node.why else self._compared(self._of_its_kind(node))
+
+    def _of_its_kind(self, node: Node) -> Node:
+        """Returns a node with the name of its kind, which other nodes are compared with from here on."""
+        self._known.append(replace(node, kind=kind_of_device(node, self._known)))
+        return self._known[-1]
+
+    def _compared(self, node: Node) -> Node:
+        """Returns a node; its `why` says so if it is of another kind than the target."""
+        if node.why or self._target in ("", node.kind):
+            return node
+        return replace(node, why=f"it is of another kind, {node.kind}, than the target, {self._target}")
 
     def _require_someone(self) -> None:
         """Raises ConfigError where nobody answers at an address; whether it is Ray is seen later."""

@@ -37,7 +37,6 @@ class RemoteWorker(Worker):
         super().__init__(config, warn)
         self._nodes = nodes
         self._actor: Any = None
-        self._is_closed = False
         self._node = Node("", "", 0.0)
         self._losses: Counter[str] = Counter()
 
@@ -45,11 +44,9 @@ class RemoteWorker(Worker):
         """Starts the actor where there is none; raises StoppedEarly where no node is left."""
         if self._actor is not None:
             return
-        if self._is_closed:
-            raise StoppedEarly("the study has ended", remedy="go on with resume=")
         left = [node for node in self._nodes() if self._losses[node.id] < MOST_LOSSES]
         if not left:
-            raise StoppedEarly("no node of the kind that is measured is left", remedy="go on with resume=, once one is")
+            raise StoppedEarly("no node that can measure is left", remedy="go on with resume=, once one is")
         self._node = left[0]
         pinned = NodeAffinitySchedulingStrategy(self._node.id, soft=False)
         share = 0.001 if self.config.device == "cuda" else 0
@@ -61,10 +58,6 @@ class RemoteWorker(Worker):
         actor, self._actor = self._actor, None
         if actor is not None:
             ray.kill(actor)
-
-    def __exit__(self, *_: object) -> None:
-        self._is_closed = True  # whoever waits in another thread is not to begin anew
-        super().__exit__()
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf

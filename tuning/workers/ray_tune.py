@@ -14,7 +14,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tuning.config.errors import StoppedEarly, TuningError
 from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
-from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, refusal
+from tuning.workers.nodes import Node, Slots, ToldNode, refusal
 from tuning.workers.ray_board import RayBoard
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
@@ -49,8 +49,7 @@ _LEFT_OUT = "is left out"
 class RayExecutor:
     """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial.
 
-    On the nodes of a `cluster` of the user's: those of the `target`'s kind, and of `others`; `told` hears of each that
-    joins while trials run.
+    With a `cluster` of the user's they run on its nodes; `told` hears of each that joins while trials run.
     """
 
     def __init__(
@@ -59,28 +58,22 @@ class RayExecutor:
         name: str,
         cluster: JoinedCluster | None = None,
         told: ToldNode | None = None,
-        target: str = "",
-        others: Sequence[KindShare] = (),
     ) -> None:
         self._config, self._name, self._cluster = config, name, cluster
-        self._target, self._others = target, others
         self._told: ToldNode = told or (lambda node: None)
 
     def run(self, scheduler: Scheduler, plan: TrialPlan) -> None:
         """Returns when the scheduler has no next trial and every trial has ended; `plan` is that of one machine."""
-        shares = {"": KindShare(self._target, plan, self._config), **{share.kind: share for share in self._others}}
-        members = None if self._cluster is None else _Members(self._cluster, shares, self._told)
         nodes = self._cluster.training if self._cluster is not None else None
-        resources = {kind: requested(share, nodes) for kind, share in shares.items()}
-        plans = {kind: share.plan if members is None else members.plan(kind) for kind, share in shares.items()}
-        asking = _Asking(
-            {kind: Dispatcher(scheduler, plans[kind], share.config.cap_bytes, kind) for kind, share in shares.items()},
-            {kind: {"worker": share.config, "resources": resources[kind]} for kind, share in shares.items()},
-            members,
-        )
+        resources = requested(plan, self._config, nodes)
+        members = None
+        if self._cluster is not None:
+            members = _Members(self._cluster, plan, resources["CPU"], self._told)
+            plan = members.plan
+        asking = _Asking(Dispatcher(scheduler, plan, self._config.cap_bytes), self._config, members)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
-                _named(self._name, resources[""]),
+                _named(self._name, resources),
                 tune_config=tune.TuneConfig(
                     search_alg=asking,
                     scheduler=_Deciding(asking),
@@ -112,54 +105,45 @@ class RayExecutor:
             raise asking.failed
 
 
-def requested(share: KindShare, nodes: Sequence[Node] | None) -> dict[str, float]:
-    """Returns what every actor of a kind asks of Ray, whatever its trials are given, so that any can take the next.
+def requested(plan: TrialPlan, config: WorkerConfig, nodes: Sequence[Node] | None) -> dict[str, float]:
+    """Returns what every actor asks of Ray, whatever its trials are given, so that any can take the next.
 
-    `nodes` are those of a user's cluster, each with cores of its own, and fewer of them to give than it may have; None
-    for a Ray of ours.
+    `plan` is that of one machine. `nodes` are those of a user's cluster, each with cores of its own, and fewer of them
+    to give than it may have; None for a Ray of ours.
     """
-    plan = share.plan
     if nodes is not None:
-        least = min((n.cores for n in nodes if n.kind == share.kind), default=1.0)
+        least = min((node.cores for node in nodes), default=1.0)
         resources = {"CPU": math.floor(1000 * least / plan.concurrency) / 1000}
     else:
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // plan.concurrency))}
-    if share.config.device == "cuda":
+    if config.device == "cuda":
         a_device = math.ceil(plan.concurrency / plan.devices)
-        resources["GPU"] = share.config.ranks * math.floor(1000 / a_device) / 1000
+        resources["GPU"] = config.ranks * math.floor(1000 / a_device) / 1000
     return resources
 
 
 class _Members:
     """The nodes of a user's cluster while trials run there: which are lost, which have joined, what a slot of each is.
 
-    `shares` are by the kind that a trial asks for, "" for the target's; `told` hears of each node that has joined.
+    `plan` is that of one machine, `cores` what Ray is asked for by a slot; `told` hears of each node that has joined.
     """
 
-    def __init__(self, cluster: JoinedCluster, shares: Mapping[str, KindShare], told: ToldNode) -> None:
-        kinds = {share.kind for share in shares.values()}
-        nodes = [node for node in cluster.training if node.kind in kinds]
-        self.slots = Slots(nodes, shares[""].plan.deadline)
-        self._cluster, self._shares, self._told = cluster, shares, told
-        self._cores = {s.kind: requested(s, nodes)["CPU"] * s.plan.concurrency for s in shares.values()}
+    def __init__(self, cluster: JoinedCluster, plan: TrialPlan, cores: float, told: ToldNode) -> None:
+        self.slots = Slots(cluster.training, plan.deadline)
+        self._cluster, self._plan, self._told = cluster, plan, told
+        self._cores = cores * plan.concurrency
         self._look_at = 0.0
 
-    def plan(self, kind: str) -> TrialPlan:
-        """Returns the plan for the nodes of a kind that are there."""
-        share = self._shares[kind]
-        return share.plan.on_nodes(self.slots.machines(share.kind))
-
-    def take(self, run: str, kind: str) -> str:
-        """Returns the id of the node on which a run of a kind takes a slot."""
-        return self.slots.take(run, self._shares[kind].kind)
+    @property
+    def plan(self) -> TrialPlan:
+        """Returns the plan for the nodes that are there."""
+        return self._plan.on_nodes(self.slots.machines)
 
     def leave_out(self, node: Node, fault: str) -> bool:
-        """Takes that no process can load the workload on a node any more; returns False where no other of the target's
-        kind is left.
-        """
+        """Takes that no process can load the workload on a node any more; returns False if no other node is left."""
         if not self.slots.has(node):
             return True
-        if node.kind == self._shares[""].kind and self.slots.machines(node.kind) == 1:
+        if self.slots.machines == 1:
             return False
         left = replace(node, why=refusal({}, {"fault": " ".join(fault.split())[:300]}))
         self.slots.leave_out(left)
@@ -178,11 +162,8 @@ class _Members:
         self._look_at = now + LOOK_S
         joined = []
         for node in self._cluster.newcomers():
-            cores = self._cores.get(node.kind)
-            if not node.why and cores is None:
-                node = replace(node, why=f"it is of a kind, {node.kind}, that was not there when the search began")
-            elif not node.why and cores is not None and node.cores < cores:
-                why = f"Ray gives away {node.cores:g} of its cores, and the slots of a node take {cores:g}"
+            if not node.why and node.cores < self._cores:
+                why = f"Ray gives away {node.cores:g} of its cores, and the slots of a node take {self._cores:g}"
                 node = replace(node, why=why)
             self._told(node)
             joined += [] if node.why else [node]
@@ -205,15 +186,14 @@ class _Doubt:
 class _Asking(Searcher):
     """A Tune searcher that passes on the scheduler's trials where there is room, and tells it how they ended.
 
-    `dispatchers` and what is told to the actors are by kind of device, "" for the target's, which is asked first.
-    `members` are the nodes of a user's cluster, None in a Ray of our own.
+    `worker` is what the actors are told of their workers; `members` are the nodes of a user's cluster, None in a Ray of
+    our own.
     """
 
-    def __init__(
-        self, dispatchers: Mapping[str, Dispatcher], told: Mapping[str, dict[str, Any]], members: _Members | None
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, worker: WorkerConfig, members: _Members | None) -> None:
         super().__init__(metric="samples", mode="max")
-        self._dispatchers, self._told, self._members = dispatchers, told, members
+        self._worker, self._members = worker, members
+        self._dispatcher: Dispatcher | None = dispatcher
         self._placed: dict[str, Placed] = {}
         self._doubts: dict[str, _Doubt] = {}
         self.failed: TuningError | None = None
@@ -224,16 +204,15 @@ class _Asking(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         is_empty = False
-        if self.failed is None and self._dispatchers:
+        if self.failed is None and self._dispatcher is not None:
             try:
                 self._attend()
                 apart = self._members.slots.stranded() if self._members is not None else set()
-                kinds = [placed.request.kind for run, placed in self._placed.items() if run in apart]
-                for kind, dispatcher in self._dispatchers.items():
-                    if (placed := dispatcher.take(kinds.count(kind))) is not None:
-                        self._placed[trial_id] = placed
-                        node = self._members.take(trial_id, kind) if self._members is not None else ""
-                        return {**self._told[kind], "order": dispatcher.order(placed), "placed": placed, "node": node}
+                if (placed := self._dispatcher.take(sum(run in apart for run in self._placed))) is not None:
+                    self._placed[trial_id] = placed
+                    node = self._members.slots.take(trial_id) if self._members is not None else ""
+                    order = self._dispatcher.order(placed)
+                    return {"worker": self._worker, "order": order, "placed": placed, "node": node}
                 is_empty = self._members is not None and self._members.slots.is_empty
             except TuningError as error:
                 self.failed = error
@@ -245,17 +224,17 @@ class _Asking(Searcher):
     def goes_on(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Returns what the dispatcher says of a trial's state."""
         placed = self._placed.get(trial_id)
-        if self.failed is not None or not self._dispatchers or placed is None:
+        if self.failed is not None or self._dispatcher is None or placed is None:
             return False
         try:
-            return self._of(placed).goes_on(placed, result[REPORT][0])
+            return self._dispatcher.goes_on(placed, result[REPORT][0])
         except TuningError as error:
             self.failed = error
             return False
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         placed = self._placed.pop(trial_id, None)
-        if placed is None or self.failed is not None or not self._dispatchers:
+        if placed is None or self.failed is not None or self._dispatcher is None:
             return
         found = None if error or not result or REPORT not in result else result[REPORT][0]
         node = self._members.slots.at(trial_id) if self._members is not None else None
@@ -266,11 +245,11 @@ class _Asking(Searcher):
             if node is not None and found is not None and self._members is not None:
                 self._members.slots.free(trial_id)
                 if found.get("elsewhere") and self._members.leave_out(node, found["fatal"]):
-                    self._replan(self._members)
-                    self._of(placed).node_lost(placed, node.name, _LEFT_OUT, found)
+                    self._dispatcher.replan(self._members.plan)
+                    self._dispatcher.node_lost(placed, node.name, _LEFT_OUT, found)
                     return
                 found = {**found, "node": node.name}
-            self._of(placed).ended(placed, found)
+            self._dispatcher.ended(placed, found)
         except TuningError as failure:
             self.failed = failure
 
@@ -279,7 +258,7 @@ class _Asking(Searcher):
 
         Raises what has failed, such as StoppedEarly where no node is left: a trial that waits for one would not end.
         """
-        if self._members is None or not self._dispatchers:
+        if self._members is None or self._dispatcher is None:
             return set()
         if self.failed is None:
             try:
@@ -292,10 +271,10 @@ class _Asking(Searcher):
 
     def _attend(self) -> None:
         """Looks which nodes are there, and settles what became of the trials whose actors were lost."""
-        if self._members is None or not self._dispatchers:
+        if self._members is None or self._dispatcher is None:
             return
         if self._members.look():
-            self._replan(self._members)
+            self._dispatcher.replan(self._members.plan)
         for run, doubt in list(self._doubts.items()):
             is_gone = not self._members.slots.has(doubt.node)
             if not is_gone and not _answers(doubt) and time.monotonic() < doubt.until:
@@ -304,20 +283,9 @@ class _Asking(Searcher):
             node = self._members.slots.free(run)
             if is_gone:
                 how = _LEFT_OUT if node is not None and node.why else "was lost"
-                self._of(doubt.placed).node_lost(doubt.placed, doubt.node.name, how)
+                self._dispatcher.node_lost(doubt.placed, doubt.node.name, how)
             else:
-                self._of(doubt.placed).ended(doubt.placed, None)
-        if not self._members.slots.is_empty:
-            for kind, dispatcher in self._dispatchers.items():
-                if not self._members.plan(kind).concurrency:
-                    dispatcher.requeue()
-
-    def _replan(self, members: _Members) -> None:
-        for kind, dispatcher in self._dispatchers.items():
-            dispatcher.replan(members.plan(kind))
-
-    def _of(self, placed: Placed) -> Dispatcher:
-        return self._dispatchers[placed.request.kind]
+                self._dispatcher.ended(doubt.placed, None)
 
     def save(self, checkpoint_path: str) -> None:
         """Writes nothing: a study is resumed from its own records, never from Tune's."""
@@ -326,7 +294,7 @@ class _Asking(Searcher):
         """Reads nothing, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dispatchers": {}, "_members": None, "_placed": {}, "_doubts": {}}
+        return {**self.__dict__, "_dispatcher": None, "_members": None, "_placed": {}, "_doubts": {}}
 
 
 class _Deciding(FIFOScheduler):
@@ -390,16 +358,14 @@ def _without_snapshots() -> Iterator[None]:
 
 
 def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
-    """Returns the trainable under a name that says in Ray's dashboard what its actors do, and what each is given.
-
-    That is what its config says, `resources` without.
+    """Returns the trainable under a name that says in Ray's dashboard what its actors do; each is given `resources`.
 
     `tune.with_resources` would do the second, and call every actor ResourceTrainable.
     """
 
     def request(cls: type[TrialActor], config: dict[str, Any]) -> tune.PlacementGroupFactory:
         on: Any = {"bundle_label_selector": [{"ray.io/node-id": config["node"]}]} if config.get("node") else {}
-        return tune.PlacementGroupFactory([config.get("resources", resources)], **on)
+        return tune.PlacementGroupFactory([resources], **on)
 
     members = {"default_resource_request": classmethod(request)}
     return cast(type[TrialActor], type(name, (TrialActor,), members))

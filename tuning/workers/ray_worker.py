@@ -38,7 +38,7 @@ class TrialActor(tune.Trainable):
     """One search trial at a time; every `step` goes to the next rung or pause. An actor lives through all of its slot.
 
     The config holds `worker`, a `WorkerConfig`, and `order`, a `TrialOrder`; `node` is that of a user's cluster, "" in
-    a Ray of our own. `resources` and `placed` in it are for Tune's driver (`ray_tune`). The worker ends with the actor.
+    a Ray of our own. `placed` in it is for Tune's driver (`ray_tune`). The worker ends with the actor.
     """
 
     def setup(self, config: dict[str, Any]) -> None:

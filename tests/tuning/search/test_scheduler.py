@@ -20,6 +20,7 @@ from tuning.memory import oom
 from tuning.memory.groups import defaults, guard, key_of, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.measure import MemoryStage
+from tuning.report import summary
 from tuning.search.probe import ProbeStage
 from tuning.search.proposals import FASTER
 from tuning.search.protocols import TrialPlan, TrialRequest
@@ -87,8 +88,8 @@ class Office:
         plan = dataclasses.replace(ORDERS, concurrency=concurrency)
         self.scheduler = TrialScheduler(self.journal, space, learned, told, plan, lambda r: None)
 
-    def next(self, kind: str = "") -> TrialRequest:
-        request = self.scheduler.next_trial(kind)
+    def next(self) -> TrialRequest:
+        request = self.scheduler.next_trial()
         assert request is not None
         return request
 
@@ -542,7 +543,7 @@ def test_search_that_goes_on_gives_no_number_twice_and_counts_on(tmp_path: Path)
     office = Office(tmp_path, count=6, sampler="random")
     office.work(2)
     own = [(r.event, r.fields) for r in office.journal.records if r.get("trial") == "t001"]
-    for event, fields in own:  # t002 waited for another kind of device, and has no record
+    for event, fields in own:  # the lines of t002 were damaged, and are gone
         office.journal.append(event, **{**fields, "trial": "t003"})
     before = {t.id: t for t in trials(office.journal.records)}
     office.journal.close()
@@ -551,6 +552,31 @@ def test_search_that_goes_on_gives_no_number_twice_and_counts_on(tmp_path: Path)
     assert begun == ["t004", "t005", "t006", "t007"]
     assert {t.id: t for t in trials(resumed.journal.records) if t.id in before} == before
     assert resumed.scheduler.stop_reason == "all 6 trials were proposed"
+
+
+def test_search_goes_on_from_a_journal_with_trials_on_another_kind_of_device(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=6, opening=STUDY)
+    office.work(2)
+    start, end = (
+        next(r.fields for r in office.journal.records if r.event == event and r["trial"] == "t001")
+        for event in ("trial_start", "trial")
+    )
+    there = {"kind": "old", "ran": {"config": {**end["config"], "num_workers": 0}, "measured_samples_per_s": 1e9}}
+    of_device = ("measured_samples_per_s", "peak_allocated_bytes")
+    append = office.journal.append
+    append("elsewhere", of="probe", kind="old", name="", outcome="ok", config=end["config"], samples_per_s=1e9)
+    for trial in ("t002", "t003"):
+        append("trial_start", **{**start, **there, "trial": trial})
+    append("trial", **{n: v for n, v in {**end, **there, "trial": "t002"}.items() if n not in of_device})
+    append("moved", trial="t003", reason="it does not fit old, and waits for another kind of device")
+    office.journal.close()
+    resumed = Office(tmp_path, count=6)
+    assert resumed.work()[0].trial == "t003", "it had not ended"
+    found = {view.trial: view for view in summary.from_records(resumed.journal.records).trials}
+    assert found["t002"].values == found["t001"].values
+    assert found["t002"].config == found["t001"].config, "as the target would train it"
+    assert found["t003"].outcome in ("ok", "stopped")
+    assert max(view.samples_per_s or 0.0 for view in found.values()) < 1e9, "nothing is taken from the other kind"
 
 
 def test_what_was_asked_for_is_not_proposed_again(

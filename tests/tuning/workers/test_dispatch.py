@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -180,23 +180,3 @@ def test_the_slots_of_a_lost_node_are_no_more() -> None:
     assert dispatcher.take() is None, "four run on the two that are left"
     dispatcher.ended(running.pop(), OK)
     assert taken(dispatcher).request.trial == "t5"
-
-
-def test_what_waits_for_a_kind_of_device_that_is_gone_is_queued_again() -> None:
-    class Taking(Queue):
-        """A scheduler that takes trials back."""
-
-        taken: ClassVar[list[str]] = []
-
-        def requeue(self, trial: str) -> None:
-            """Keeps it."""
-            self.taken.append(trial)
-
-    scheduler = Taking([("nowhere", None)] * 2)
-    dispatcher = Dispatcher(scheduler, TrialPlan(64, (64,), False, 2, 1), None, "old")
-    dispatcher.node_lost(taken(dispatcher), "a")
-    dispatcher.replan(TrialPlan(64, (64,), False, 2, 1).on_nodes(0))
-    assert dispatcher.take() is None
-    dispatcher.requeue()
-    dispatcher.requeue()
-    assert scheduler.taken == ["t0"]

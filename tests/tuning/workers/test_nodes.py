@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tuning.config.errors import StoppedEarly
 from tuning.workers import ray_measure
-from tuning.workers.nodes import EMPTY_S, KindOfDevice, Kinds, Node, Slots, refusal
+from tuning.workers.nodes import EMPTY_S, Node, Slots, kind_of_device, refusal
 from tuning.workers.ray_measure import RemoteWorker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -52,9 +53,11 @@ def test_a_node_with_other_code_data_or_torch_is_refused_and_another_device_is_n
 def test_devices_that_differ_are_kinds_with_names_of_their_own(
     device: dict[str, Any], cards: int, marks: tuple[str, ...], name: str
 ) -> None:
-    kinds = Kinds()
-    assert kinds.name(KindOfDevice(DEVICE, 2)) == "x-2x-24g-8c"
-    assert [kinds.name(KindOfDevice(device, cards, marks)) for _ in range(2)] == [name] * 2
+    known: list[Node] = []
+    for one, own in (((DEVICE, 2, ()), "x-2x-24g-8c"), ((device, cards, marks), name), ((device, cards, marks), name)):
+        node = Node(str(len(known)), "10.0.0.1", 8.0, one[0], cards=one[1], marks=one[2])
+        known.append(replace(node, kind=kind_of_device(node, known)))
+        assert known[-1].kind == own
 
 
 def slots() -> Slots:
@@ -63,7 +66,7 @@ def slots() -> Slots:
 
 def test_trials_are_spread_evenly_and_a_slot_that_is_free_again_is_taken_next() -> None:
     found = slots()
-    assert found.machines() == 3
+    assert found.machines == 3
     taken = [found.take(f"t{n}") for n in range(6)]
     assert sorted(taken) == sorted("aabbcc")
     freed = found.free("t3")
@@ -76,13 +79,14 @@ def test_a_lost_node_takes_its_slots_along_and_its_trials_are_stranded_until_the
     where = {f"t{n}": found.take(f"t{n}") for n in range(3)}
     assert found.look("ac", [], 0.0)
     assert not found.look("ac", [], 1.0), "once"
-    assert (found.machines(), found.stranded()) == (2, {t for t, node in where.items() if node == "b"})
+    assert (found.machines, found.stranded()) == (2, {t for t, node in where.items() if node == "b"})
     (stranded,) = found.stranded()
     node = found.free(stranded)
     assert node is not None
     assert (node.id, found.has(node), found.stranded()) == ("b", False, set())
     assert "b" not in {found.take(f"t{n}") for n in range(3, 6)}
     found.look("", [], 2.0)
+    assert found.is_empty
     with pytest.raises(RuntimeError, match="no node is left"):
         found.take("t9")
 
@@ -92,10 +96,10 @@ def test_a_node_that_is_left_out_has_no_slots_for_another_trial() -> None:
     where = found.take("t0")
     node = Node(where, "10.0.0.1", 4.0, why="no driver")
     found.leave_out(node)
-    assert (found.machines(), found.at("t0"), found.stranded()) == (2, node, {"t0"})
+    assert (found.machines, found.at("t0"), found.stranded()) == (2, node, {"t0"})
     assert where not in {found.take(f"t{n}") for n in range(1, 5)}
     assert not found.look("abc", [], 0.0), "it is there, and stays out"
-    assert found.machines() == 2
+    assert found.machines == 2
 
 
 def test_a_node_that_joins_takes_trials_and_is_counted_once() -> None:
@@ -104,7 +108,7 @@ def test_a_node_that_joins_takes_trials_and_is_counted_once() -> None:
         found.take(f"t{n}")
     assert found.look("abcd", [joined], 0.0)
     assert not found.look("abcd", [joined], 1.0)
-    assert (found.machines(), found.take("t3")) == (4, "d")
+    assert (found.machines, found.take("t3")) == (4, "d")
     assert not slots().look("abc", [joined], 0.0), "it was lost before it was known to be like the others"
 
 
@@ -125,16 +129,6 @@ def test_a_node_that_joins_in_time_ends_the_wait() -> None:
     assert found.look("d", [Node("d", "10.0.0.1", 4.0)], EMPTY_S - 1.0)
     assert found.look("", [], 10 * EMPTY_S), "the next wait begins anew"
     assert not found.look("", [], 11 * EMPTY_S - 1.0)
-
-
-def test_a_trial_takes_a_slot_of_its_own_kind() -> None:
-    found = Slots([Node("a", "10.0.0.1", 4.0, kind="one"), Node("b", "10.0.0.2", 4.0, kind="two")])
-    assert [found.take(f"t{n}", kind) for n, kind in enumerate(("two", "one", "two"))] == ["b", "a", "b"]
-    assert (found.machines("one"), found.machines("two"), found.machines("three")) == (1, 1, 0)
-    found.look("a", [], 0.0)
-    assert (found.machines("two"), found.is_empty) == (0, False)
-    with pytest.raises(RuntimeError, match="no node is left"):
-        found.take("t4", "two")
 
 
 @pytest.mark.parametrize(("left_s", "timeout_s"), [(math.inf, None), (None, None), (100.0, 160.0), (-5.0, 60.0)])

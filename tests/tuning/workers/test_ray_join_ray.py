@@ -59,19 +59,32 @@ def test_each_way_of_failing_has_its_error(tmp_path: Path, said: str, insecure: 
         ("a", "bbc", None, "b"),
         ("a", "bc", None, "b"),
         ("a", "ab", "b", "b"),
-        ("a", "b", "a", "a"),
-        ("a", "ab", "z", ""),
     ],
 )
-def test_the_target_is_as_asked_else_of_this_machine_else_the_kind_with_most_devices(
+def test_nodes_unlike_the_target_are_left_out(
     tmp_path: Path, here: str, kinds: str, asked: str | None, target: str
 ) -> None:
-    cluster = JoinedCluster("head:6379", "nli", tmp_path, insecure=False)
+    cluster = cluster_of(kinds, here, tmp_path)
+    assert cluster.choose_target(asked) == target
+    assert [node.kind for node in cluster.training] == [kind for kind in kinds if kind == target]
+    assert {node.why for node in cluster.nodes if node.kind not in (target, "z")} == {
+        f"it is of another kind, {kind}, than the target, {target}" for kind in set(kinds) - {target}
+    }
+    assert cluster.nodes[-1].why == "its torch is 2.0", "what was said of it stays"
+
+
+@pytest.mark.parametrize(("kinds", "asked"), [("ab", "z"), ("b", "a")])
+def test_a_target_that_no_node_can_train_for_is_refused(tmp_path: Path, kinds: str, asked: str) -> None:
+    cluster = cluster_of(kinds, "a", tmp_path)
+    with pytest.raises(ConfigError, match=f"target={asked}: no node of the cluster at head:6379 that can train is of"):
+        cluster.choose_target(asked)
+    assert len(cluster.training) == len(kinds)
+
+
+def cluster_of(kinds: str, here: str, folder: Path) -> JoinedCluster:
+    """Returns a cluster with a node of each kind, and one with another torch; this machine is of kind `here`."""
+    cluster = JoinedCluster("head:6379", "nli", folder, insecure=False)
     cluster.here = here
     cluster.nodes = [Node(str(n), "10.0.0.1", 4.0, kind=kind) for n, kind in enumerate(kinds)]
     cluster.nodes.append(Node("d", "10.0.0.1", 4.0, why="its torch is 2.0", kind="z"))
-    if target:
-        assert cluster.target(asked) == target
-        return
-    with pytest.raises(ConfigError, match=r"(?s)target=z: no node of the cluster at head:6379 is of that kind.*a, b"):
-        cluster.target(asked)
+    return cluster

@@ -19,7 +19,7 @@ from tuning.config.errors import StoppedEarly
 from tuning.search.protocols import TrialPlan
 from tuning.workers import nvml
 from tuning.workers.dispatch import Dispatcher
-from tuning.workers.nodes import KindShare, Node, Slots
+from tuning.workers.nodes import Node, Slots
 from tuning.workers.ray_tune import JoinedCluster, RayCluster, RayExecutor, _Asking, _Members, requested
 from tuning.workers.ray_worker import REPORT
 from tuning.workers.slots import share_bytes
@@ -120,14 +120,6 @@ class Dying:
         self.slots = Slots([Node("a", "10.0.0.1", 1.0)])
         self._looks = 0
 
-    def take(self, run: str, kind: str) -> str:
-        """Returns the node."""
-        return self.slots.take(run, kind)
-
-    def plan(self, kind: str) -> TrialPlan:
-        """Returns one slot."""
-        return orders(1)
-
     def look(self) -> bool:
         """Raises from the second look on."""
         self._looks += 1
@@ -138,8 +130,8 @@ class Dying:
 
 def test_a_search_without_a_node_ends_though_a_trial_waits_for_one() -> None:
     scheduler = Queue([("nowhere", None)] * 2)
-    told = {"": {"worker": WorkerConfig("mine.py")}}
-    asking = _Asking({"": Dispatcher(scheduler, orders(1), None)}, told, Dying())  # type: ignore[arg-type]
+    dispatcher = Dispatcher(scheduler, orders(1), None)
+    asking = _Asking(dispatcher, WorkerConfig("mine.py"), Dying())  # type: ignore[arg-type]
     assert asking.suggest("first")["order"].trial == "t0"
     assert asking.suggest("second") == "FINISHED"
     for _ in range(2):
@@ -147,30 +139,33 @@ def test_a_search_without_a_node_ends_though_a_trial_waits_for_one() -> None:
             asking.stranded()
 
 
-NODES = [Node(name, "10.0.0.1", 1.0, kind=kind) for name, kind in (("a", "x"), ("b", "x"), ("c", "y"))]
+NODES = [Node(name, "10.0.0.1", 1.0) for name in "ab"]
 FATAL = {"outcome": "crash", "done": True, "samples": 0, "values": {}, "message": "no space", "fatal": "no space"}
 
 
-def members_of(nodes: list[Node], told: list[Node], slots: int = 1, kinds: str = "x") -> _Members:
-    """Returns the members of a cluster of such nodes, in a study that trains on `kinds`, with so many slots each."""
+def members_of(nodes: list[Node], told: list[Node], slots: int = 1) -> _Members:
+    """Returns the members of a cluster of such nodes, with so many slots each."""
     cluster = JoinedCluster("head:6379", "mine.py", Path(), insecure=False)
     cluster.nodes = nodes
-    worker = WorkerConfig("mine.py")
-    shares = {kind if n else "": KindShare(kind, orders(slots), worker) for n, kind in enumerate(kinds)}
-    return _Members(cluster, shares, told.append)
+    return _Members(cluster, orders(slots), 1.0 / slots, told.append)
+
+
+def asking_of(scheduler: Queue, members: _Members) -> _Asking:
+    """Returns who asks the scheduler; Ray is not asked which nodes are there."""
+    members._look_at = math.inf
+    return _Asking(Dispatcher(scheduler, members.plan, None), WorkerConfig("mine.py"), members)
 
 
 @pytest.mark.parametrize(
     ("nodes", "elsewhere", "ends"),
-    [(NODES[:2], True, False), (NODES[:2], False, True), (NODES[:1], True, True)],
+    [(NODES, True, False), (NODES, False, True), (NODES[:1], True, True)],
 )
 def test_a_node_that_cannot_load_the_workload_is_left_out_while_others_can_and_a_fault_of_the_code_ends_the_search(
     nodes: list[Node], elsewhere: bool, ends: bool
 ) -> None:
     told: list[Node] = []
     members, scheduler = members_of(nodes, told), Queue([("nowhere", None)] * 3)
-    members._look_at = math.inf  # Ray is not asked which nodes are there
-    asking = _Asking({"": Dispatcher(scheduler, members.plan(""), None)}, {"": {}}, members)
+    asking = asking_of(scheduler, members)
     assert asking.suggest("first")["node"] == "a"
     asking.on_trial_complete("first", {REPORT: [{**FATAL, "elsewhere": elsewhere}]})
     if ends:
@@ -184,9 +179,7 @@ def test_a_node_that_cannot_load_the_workload_is_left_out_while_others_can_and_a
 
 
 def test_what_still_trains_on_a_node_left_out_takes_no_slot_of_another() -> None:
-    members, scheduler = members_of(NODES[:2], [], slots=2), Queue([("nowhere", None)] * 8)
-    members._look_at = math.inf
-    asking = _Asking({"": Dispatcher(scheduler, members.plan(""), None)}, {"": {}}, members)
+    asking = asking_of(Queue([("nowhere", None)] * 8), members_of(NODES, [], slots=2))
     where = [asking.suggest(f"r{n}")["node"] for n in range(4)]
     bad = where.index("a")
     asking.on_trial_complete(f"r{bad}", {REPORT: [{**FATAL, "elsewhere": True}]})
@@ -196,16 +189,10 @@ def test_what_still_trains_on_a_node_left_out_takes_no_slot_of_another() -> None
     assert asking.suggest("more") is None
 
 
-def test_the_last_node_of_the_targets_kind_is_not_left_out_since_no_other_can_confirm() -> None:
-    members = members_of(NODES, told := [], kinds="xy")
-    assert [members.leave_out(NODES[n], "no space") for n in (0, 0, 1, 2)] == [True, True, False, True]
-    assert [node.id for node in told] == ["a", "c"]
-
-
-def test_nodes_of_a_kind_that_does_not_train_do_not_count_when_all_others_are_lost() -> None:
-    members = members_of(NODES, [])
-    assert members.slots.look("c", [], 0.0)
-    assert members.slots.is_empty
+def test_the_last_node_is_not_left_out_since_no_other_can_confirm() -> None:
+    members = members_of(NODES, told := [])
+    assert [members.leave_out(NODES[n], "no space") for n in (0, 0, 1)] == [True, True, False]
+    assert [node.id for node in told] == ["a"]
 
 
 def test_the_token_lies_in_a_folder_of_its_users_own(cluster: RayCluster) -> None:
@@ -225,7 +212,7 @@ def test_the_slots_of_two_cards_have_one_of_them_each_by_uuid(slots: int, each: 
             return os.environ["CUDA_VISIBLE_DEVICES"]
 
     plan = TrialPlan(64, (64,), False, slots, 1, devices=2, cap_bytes=share_bytes(24 * 2**30, math.ceil(slots / 2)))
-    resources: dict[str, Any] = requested(KindShare("", plan, WorkerConfig("mine.py", device="cuda")), None)
+    resources: dict[str, Any] = requested(plan, WorkerConfig("mine.py", device="cuda"), None)
     actors = [ray.remote(num_cpus=0, num_gpus=resources["GPU"])(Slot).remote() for _ in range(slots)]
     seen = Counter(ray.get([actor.visible.remote() for actor in actors]))
     assert set(seen) == set(UUIDS), "both are used"
