@@ -149,6 +149,26 @@ def test_only_what_would_be_faster_is_proposed_and_once(searched: tuple[Office, 
     assert len({tuple(sorted(a.knobs.items())) for a in begun}) == len(begun)
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_training_alone_tells_the_speed_of_its_group_better_than_a_probe(tmp_path: Path, concurrency: int) -> None:
+    office, times = Office(tmp_path, count=6, concurrency=concurrency), 0.5 if concurrency == 1 else 1.0
+    train = office.profiler.train
+
+    def slower(*order: Any) -> dict[str, Any]:
+        found = train(*order)
+        return {**found, "measured_samples_per_s": 0.5 * found["measured_samples_per_s"]}
+
+    office.profiler.train = slower  # type: ignore[method-assign]
+    by_probes = office.scheduler._known().reference_per_s
+    office.finish(office.next())
+    assert office.scheduler._known().reference_per_s == pytest.approx(times * by_probes)
+    office.work()
+    known = office.scheduler._known()
+    office.journal.close()
+    again = Office(tmp_path, count=6, concurrency=concurrency)
+    assert again.scheduler._known() == known, "a search that goes on knows the same"
+
+
 def test_search_goes_on_below_what_fresh_seeds_refuted(tmp_path: Path) -> None:
     office = Office(tmp_path, count=30)
     office.work()
