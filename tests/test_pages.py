@@ -10,13 +10,15 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
 from trainables import workload_files
-from trainables.workload import OwnWorkload, Workload
+from trainables.workload import Config, OwnWorkload, Workload
 from tuning import __main__ as tuning
 from tuning import run as study
 from tuning.config.errors import TuningError
@@ -187,11 +189,32 @@ def test_each_example_of_the_contract_keeps_it(number: int, folder: Path) -> Non
     assert said_of(folder / "mine.py") == ""
 
 
-def said_of(path: Path) -> str:
+@pytest.mark.workload
+def test_the_page_of_data_reads_a_problem_of_tsplib(folder: Path) -> None:
+    points = np.random.default_rng(0).permutation(900)[:60].reshape(30, 2)
+    rows = "".join(f"{number} {x}.0 {y}.0\n" for number, (x, y) in enumerate(points, 1))
+    head = "NAME: berlin52\nTYPE: TSP\nDIMENSION: 30\nEDGE_WEIGHT_TYPE: EUC_2D\n"
+    (folder / "berlin52.tsp").write_text(f"{head}NODE_COORD_SECTION\n{rows}EOF\n", encoding="utf-8")
+    (folder / "my_tours.py").write_text(blocks("data", "python")[0], encoding="utf-8")
+    workload: Any = workload_files.load("my_tours.py")
+    options = {**workload.options, "train_samples": 64, "val_samples": 16}
+    assert said_of(folder / "my_tours.py", options) == ""
+    seen: list[set[tuple[float, ...]]] = []
+    for split, count in (("train", 64), ("val", 16)):
+        found = workload.dataset(Config(options=options), split)._instances
+        assert [len(one.order) for one in found] == [15] * count
+        x, y = (found[0].points[:, None] - found[0].points[None]).transpose(2, 0, 1)
+        assert np.array_equal(found[0].distances, np.rint(np.hypot(x, y)))
+        seen.append({tuple(point) for one in found for point in one.points})
+    assert not seen[0] & seen[1]
+    assert seen[0] | seen[1] == {tuple(point) for point in points}
+
+
+def said_of(path: Path, options: dict[str, Any] = SMALL) -> str:
     """Returns what a person is told of a file: the error and its special remedy, "" where it is right."""
     try:
         config = setup.checked(load([f"workload={path.name}"], own_table))[1]
-        session = Session(WorkerConfig(path.name, options=SMALL))
+        session = Session(WorkerConfig(path.name, options=options))
         session.warm({})
         session.describe({})
         session.sanity_check({**KNOBS, **{n: v for n, v in config.space.fixed.items() if n not in KNOBS}})
