@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
 from trainables import workload_files
+from trainables.data import bars
 from trainables.workload import Config, OwnWorkload, Workload
 from tuning import __main__ as tuning
 from tuning import run as study
@@ -189,13 +191,40 @@ def test_each_example_of_the_contract_keeps_it(number: int, folder: Path) -> Non
     assert said_of(folder / "mine.py") == ""
 
 
+def example(heading: str) -> str:
+    """Returns the code of the page of data behind a heading."""
+    section = (DOCS / "data.md").read_text(encoding="utf-8").split(f"### {heading}\n")[1]
+    return re.split(r"^```\w*\n", section, flags=re.M)[1].split("```")[0]
+
+
+@pytest.mark.parametrize("heading", ["Parquet", "Klines of Binance", "HistData"])
+def test_the_page_of_data_writes_bars_that_are_read(heading: str, folder: Path) -> None:
+    times = pd.date_range("2024-01-30", periods=72, freq="h", tz="UTC")
+    wanted = pd.DataFrame({name: np.arange(1.0, 73.0) for name in ("open", "high", "low", "close")}, index=times)
+    wanted["volume"] = 7.0
+    if heading == "Parquet":
+        wanted.rename(columns=str.title).to_parquet(folder / "EURUSD.parquet")
+    elif heading == "HistData":
+        eastern = wanted.set_index((times - pd.Timedelta("5h")).strftime("%Y%m%d %H%M%S"))
+        eastern.to_csv(folder / "DAT_ASCII_EURUSD_M1_2024.csv", sep=";", header=False)
+    else:
+        klines = wanted.set_index(times.tz_localize(None).as_unit("ms").astype("int64")).assign(closed=1, trades=2)
+        for month, part in (("01", klines[:48]), ("02", klines[48:])):
+            part.to_csv(folder / f"BTCUSDT-1h-2024-{month}.zip", header=False)
+    exec(example(heading), {})  # noqa: S102
+    symbol = "BTCUSDT" if heading == "Klines of Binance" else "EURUSD"
+    found = bars.read(folder / f"{symbol}.csv")[symbol]
+    assert list(found.index) == list(times)
+    assert found.to_numpy().tolist() == wanted.to_numpy().tolist()
+
+
 @pytest.mark.workload
 def test_the_page_of_data_reads_a_problem_of_tsplib(folder: Path) -> None:
     points = np.random.default_rng(0).permutation(900)[:60].reshape(30, 2)
     rows = "".join(f"{number} {x}.0 {y}.0\n" for number, (x, y) in enumerate(points, 1))
     head = "NAME: berlin52\nTYPE: TSP\nDIMENSION: 30\nEDGE_WEIGHT_TYPE: EUC_2D\n"
     (folder / "berlin52.tsp").write_text(f"{head}NODE_COORD_SECTION\n{rows}EOF\n", encoding="utf-8")
-    (folder / "my_tours.py").write_text(blocks("data", "python")[0], encoding="utf-8")
+    (folder / "my_tours.py").write_text(example("TSPLIB"), encoding="utf-8")
     workload: Any = workload_files.load("my_tours.py")
     options = {**workload.options, "train_samples": 64, "val_samples": 16}
     assert said_of(folder / "my_tours.py", options) == ""
