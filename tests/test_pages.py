@@ -18,6 +18,7 @@ import pytest
 
 from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
+from tests.trainables.data.test_faces import box_of_points, write_mat
 from trainables import workload_files
 from trainables.data import bars
 from trainables.workload import Config, OwnWorkload, Workload
@@ -237,6 +238,24 @@ def test_the_page_of_data_reads_a_problem_of_tsplib(folder: Path) -> None:
         seen.append({tuple(point) for one in found for point in one.points})
     assert not seen[0] & seen[1]
     assert seen[0] | seen[1] == {tuple(point) for point in points}
+
+
+@pytest.mark.workload
+def test_the_page_of_data_validates_on_aflw2000(folder: Path) -> None:
+    for number, yaw in enumerate((10, 20, 30, 120)):  # the last is turned beyond the limit
+        write_mat(folder / "300W_LP" / "LFPW" / f"LFPW_image_train_{number:04d}_0", (yaw, 0, 0))
+        solid = np.vstack([box_of_points(100, 120, 300, 320), np.zeros((1, 68))])
+        hidden = np.full((2, 21), -1.0)
+        write_mat(folder / "AFLW2000" / f"image{number:05d}", (-yaw, 5, 0), pt2d=hidden, pt3d_68=solid)
+    (folder / "mine.py").write_text(example("AFLW2000-3D"), encoding="utf-8")
+    workload: Any = workload_files.load("mine.py")
+    assert said_of(folder / "mine.py", workload.options) == ""
+    found = workload.faces(Config(options=workload.options))
+    assert len(found["train"]) == 2
+    assert [one.image.name for one in found["val"]] == ["image00000.jpg", "image00001.jpg", "image00002.jpg"]
+    assert found["val"][1].angles_deg == pytest.approx((-20, 5, 0), abs=1e-4)
+    assert {one.box for one in found["val"]} == {(9, -20, 391, 362)}
+    assert len(workload.dataset(Config(options=workload.options), "val")) == 3
 
 
 def said_of(path: Path, options: dict[str, Any] = SMALL) -> str:
