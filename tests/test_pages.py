@@ -20,7 +20,7 @@ from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
 from tests.trainables.data.test_faces import box_of_points, write_mat
 from trainables import workload_files
-from trainables.data import bars
+from trainables.data import bars, npy_sequences
 from trainables.workload import Config, OwnWorkload, Workload
 from tuning import __main__ as tuning
 from tuning import run as study
@@ -217,6 +217,33 @@ def test_the_page_of_data_writes_bars_that_are_read(heading: str, folder: Path) 
     found = bars.read(folder / f"{symbol}.csv")[symbol]
     assert list(found.index) == list(times)
     assert found.to_numpy().tolist() == wanted.to_numpy().tolist()
+
+
+def test_the_page_of_data_writes_sequences_of_an_archive(folder: Path) -> None:
+    head = "#comment\n@problemName JapaneseVowels\n@univariate false\n@classLabel true 1 2\n@data\n"
+    (folder / "JapaneseVowels_TRAIN.ts").write_text(f"{head}1,2,3:4,5,6:1\n7,8:9,10:2\n", encoding="utf-8")
+    (folder / "JapaneseVowels_TEST.ts").write_text(f"{head}0.5:1.5:2\n", encoding="utf-8")
+    exec(example("UCR and UEA archives"), {})  # noqa: S102
+    train, test = npy_sequences.read_splits(folder / "vowels", None, 0)
+    assert [(one.label, npy_sequences.load(one).tolist()) for one in train + test] == [
+        ("1", [[1, 4], [2, 5], [3, 6]]),
+        ("2", [[7, 9], [8, 10]]),
+        ("2", [[0.5, 1.5]]),
+    ]
+
+
+def test_the_page_of_data_writes_sequences_of_hdf5(folder: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(folder / "recordings.h5", "w") as file:
+        for number, (split, label) in enumerate((("train", "a"), ("train", "b"), ("val", "a"))):
+            file[f"{split}/{label}/{number}"] = np.full((number + 1, 2), number)
+    exec(example("HDF5"), {})  # noqa: S102
+    train, val = npy_sequences.read_splits(folder / "recordings", None, 0)
+    assert [(one.label, npy_sequences.load(one).tolist()) for one in train + val] == [
+        ("a", [[0, 0]]),
+        ("b", [[1, 1]] * 2),
+        ("a", [[2, 2]] * 3),
+    ]
 
 
 @pytest.mark.workload
