@@ -79,8 +79,9 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
     for callback, (needed, types) in itertools.product(callbacks, _NEEDING.items()):
         if arguments[needed] is False and isinstance(callback, types):
             raise WorkloadError(
-                f"trainer_kwargs(run, callbacks=[{type(callback).__name__}(...)]): it needs {needed}, which is off in a "
-                f"study: leave the callback out, or give trainer_kwargs(run, {needed}=True), for every probe and trial"
+                f"trainer_kwargs(run, callbacks=[{type(callback).__name__}(...)]): it needs {needed}, which is off "
+                f"in a study: leave the callback out, or give trainer_kwargs(run, {needed}=True), for every probe and "
+                "trial"
             )
     expect_callback(run, "keep the callbacks of trainer_kwargs(run, callbacks=[yours])", "trainer_kwargs(run)")
     return arguments
