@@ -39,9 +39,9 @@ GRADIENT_ROUNDING_FRAC = 1e-3
 """The largest difference of a gradient, relative to its norm, that counts as rounding."""
 NOISE_TIMES = 3.0
 """A difference is due to the knob if it is more than so many times the difference between two seeds."""
-OTHERWISE = "gives a sample other values beside other samples"
+OTHERWISE = "gives a sample other values in a batch with other samples"
 STREAM = (
-    "the data set is a stream, which every loader process reads by itself: all of it, where it has no shards by "
+    "the data set is a stream, which every loader process reads by itself: all of it, unless it is sharded by "
     "get_worker_info()"
 )
 NOT_A_MEAN = (
@@ -57,7 +57,7 @@ _STEADY: Mapping[str, Scalar] = {
 
 @dataclass
 class _Learned:
-    """What one run learned: gradients by batch and parameter, and buffers."""
+    """The result of one run: gradients by batch and parameter, and buffers."""
 
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def differing(
         elif noise <= GRADIENT_ROUNDING_FRAC:
             reasons[name] = _reason(name, whose)
         elif by > NOISE_TIMES * noise:
-            reasons[name] = "a step comes out otherwise by more than its random numbers make of it"
+            reasons[name] = "a step differs by more than its random numbers explain"
         elif untold is not None:
             untold.append(name)
     return reasons
@@ -264,7 +264,7 @@ def _reason(name: str, whose: str) -> str:
     """Returns why a knob changes what is learned; a buffer of module `whose` differs, "" if a gradient does."""
     if name == "micro_batch_size":
         return NOT_A_MEAN
-    return f"{whose} updates its buffers otherwise" if whose else "its gradients come out otherwise"
+    return f"{whose} updates its buffers differently" if whose else "its gradients differ"
 
 
 def _draws(resident: Resident, config: Config, count: int) -> bool:

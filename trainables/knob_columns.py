@@ -27,8 +27,8 @@ A system knob with "optimizer" changes no other part: probes judge it by the opt
 """
 Bound = Literal["loader", "transfer", "launch", "compute", "memory", "optimizer"]
 AskedBy = Literal["loader", "batch", "prepare", "batches", "around", "autocast", "backward", "clip", "name"]
-"""What applies a knob in a custom loop. around: it is set around any training. clip: `run.backward` without `max_norm`.
-name: the user's own code, which reads it by `run["..."]`."""
+"""The call of `run` that applies a knob in a custom loop. around: it is set around any training. clip: `run.backward`
+without `max_norm`. name: none; the user's own code reads the knob by `run["..."]`."""
 CALLS: Mapping[AskedBy, str] = {
     "loader": "run.loader()",
     "batch": "run.loader() and run.backward(loss, optimizer)",
@@ -37,14 +37,14 @@ CALLS: Mapping[AskedBy, str] = {
     "around": "run.batches(loader)",
     "autocast": "run.autocast()",
     "backward": "run.backward(loss, optimizer)",
-    "clip": "run.backward(loss, optimizer) without a max_norm of its own",
+    "clip": "run.backward(loss, optimizer) without a max_norm",
     "name": "",
 }
 """The call of `run` that applies a knob, by the column `asked_by`."""
 Seen = Mapping[str, Any]
 """The facts of a first step, `trainables.witness.Witness.facts`."""
 Found = tuple[str, bool | None] | None
-"""What the first step showed, in words, and whether that agrees with the knob (None: unknown); None for no finding."""
+"""The finding of the first step, in words, and whether it agrees with the knob (None: unknown); None for no finding."""
 Reader = Callable[[Any, Seen], Found]
 """(value of the knob, facts of the first step) -> what was found."""
 
@@ -203,7 +203,7 @@ def cpu_flags(why: str, flags: tuple[str, ...], *values: Scalar) -> DeviceRule:
 
 @cache
 def flags_of_cpu() -> frozenset[str]:
-    """Returns the instruction sets of this machine's processor by Linux's names; empty where they are not known."""
+    """Returns the instruction sets of this machine's processor by Linux's names; empty if they are not known."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

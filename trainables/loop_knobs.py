@@ -229,14 +229,14 @@ class LoopKnobs:
         acts_in=("batches",), asked_by="batches", memory="none", span="transfer",
         seen=_non_blocking,
         rules=(only_on("cuda", "there is no copy to a device to wait for"),), remedies={"transfer": turn(True)},
-        by_hand="non_blocking=True where a batch is moved to the device",
+        by_hand="non_blocking=True when a batch is moved to the device",
     ))
     device_prefetch: bool = _row(Knob(
         False, "system", FLAG,
         "Copy the next micro-batch on a separate CUDA stream while the device still computes.",
         acts_in=("batches",), asked_by="batches", memory="none", span="transfer",
         requires=Requires("pin_memory", equals=True),
-        seen=read.flag("side_stream", "copies on a stream of their own", "no copy on a stream of its own"),
+        seen=read.flag("side_stream", "copies on a separate stream", "no copy on a separate stream"),
         rules=(only_on("cuda", "only CUDA devices have separate streams"),), remedies={"transfer": turn(True)},
         by_hand="copy the next batch on a separate CUDA stream",
     ))

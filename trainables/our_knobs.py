@@ -66,7 +66,7 @@ ROWS: Mapping[str, Knob] = {
     ),
     "architecture": Knob(
         "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
-        "Kind of network, where the workload has several.", shapes_model=True,
+        "Type of network, if the workload has several.", shapes_model=True,
         memory="group", span="compute",
     ),
 }

@@ -27,7 +27,7 @@ from trainables.workload import LoopError, OwnLoop
 
 READY = "ready"
 Event = Window | Evaluation | str
-ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps by lines of its own"
+ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps its optimiser itself"
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which LoopError is raised."""
 UNSAID_STEPS = 8
@@ -141,7 +141,7 @@ class Counted:
 
     @property
     def device(self) -> torch.device:
-        """Where it is to run."""
+        """The device to train on."""
         return self._state.device
 
     @property
@@ -293,8 +293,8 @@ class Counted:
                 self._close_if_full()
         elif self._unsaid >= UNSAID_STEPS and not self._optimizers:  # with `backward`, its own steps count
             raise LoopError(
-                f"lines of your own stepped the optimiser {self._unsaid} times, and run.step() was not called: call it "
-                "behind each, or replace loss.backward(), step() and zero_grad() by run.backward(loss, optimizer)"
+                f"your own code stepped the optimiser {self._unsaid} times, and run.step() was not called: call it "
+                "after each, or replace loss.backward(), step() and zero_grad() by run.backward(loss, optimizer)"
             )
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
             raise LoopError(
@@ -415,8 +415,8 @@ class Counted:
             return
         said = f"run.batches(loader) was asked for more {self._asked_after_end:,} times after the end of the run"
         if self._is_due:
-            raise LoopError(f"{said}, where a report is due: if run.evaluate_now: run.report(...)")
-        raise Ended(f"{said}: end the loop where run.progress is 1")
+            raise LoopError(f"{said}, while a report is due: if run.evaluate_now: run.report(...)")
+        raise Ended(f"{said}: end the loop when run.progress is 1")
 
     def _count(self, host: Any, batch: Any, count: int) -> None:
         """Begins a micro-batch; in the first step, and under a cap, torch's operators are watched until it ends."""

@@ -322,7 +322,7 @@ def _print_event(state: OwnState, event: Event) -> None:
         micro = size or evenly(knobs.batch_size, knobs.micro_batch_size)[1]
         seen = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
         given = f"alone(..., pass_samples={seen}{f', batch_size={size}' if size else ''})"
-        print(f"{said}: read it behind run.loader(), and give {given}")
+        print(f"{said}: read it after run.loader(), and give {given}")
     if isinstance(event, Evaluation):
         values = ", ".join(f"{name} {value:.5g}" for name, value in event.values.items())
         print(f"{event.samples} samples: {values}")

@@ -85,8 +85,8 @@ class Run(Counted):
             if self._is_whole and not self._cuts_by_name:
                 raise LoopError(
                     f"run.batches(loader) has whole batches of {self._state.config.knobs.batch_size}, and run.loader() "
-                    f"made a loader of micro-batches of {self._micro()}: run.loader() is for the training loader, and "
-                    "one to evaluate on has a batch size of its own"
+                    f"made a loader of micro-batches of {self._micro()}: run.loader() is for the training loader; give "
+                    "a loader for evaluation its own batch size"
                 )
             self._parts = self._accumulation
         return self._parts
@@ -144,7 +144,7 @@ class Run(Counted):
             before = self._state.samples
             yield self._state.epoch
             if self._state.samples == before:
-                raise LoopError("a pass over run.epochs() took no batch of run.batches(loader)")
+                raise LoopError("an epoch of run.epochs() took no batch of run.batches(loader)")
         if self._is_due and not self._has_stepped:  # once more, for a loop that reports only after a step
             yield self._state.epoch
 
@@ -196,7 +196,7 @@ class Run(Counted):
             del epoch  # its workers end before the code that follows the epoch
             self.next_pass()
             if state.samples == before:
-                raise LoopError("the loader of run.batches(loader) gave no batch in a whole pass")
+                raise LoopError("the loader of run.batches(loader) gave no batch in a whole epoch")
             if not self.is_done:
                 state.epoch += 1
                 state.micro_batches_done = 0

@@ -36,7 +36,7 @@ class Resident:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.meter = LiveBytes()
-        """Counts all runs of this process on a CPU: memory that one run leaves behind counts for the next."""
+        """Counts all runs of this process on a CPU: memory that one run does not free counts for the next."""
         self.cache_limits = CacheLimits()
         """Limits of `ram_cache`; infinite until the owner of the process sets them."""
         self._data: dict[Hashable, Dataset[Any]] = {}

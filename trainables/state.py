@@ -92,7 +92,7 @@ class RunState:
     """Whether the meter counts the current part of a step; the first optimiser step is counted in any case."""
     witness: Witness | None = field(default=None, repr=False)
     active: dict[str, Any] = field(default_factory=dict)
-    """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
+    """Facts about the first optimiser step (`witness.Witness.facts`); empty before its end."""
     marks: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     """`resident.marks` of the model before its first step; empty if the model is not known."""
 

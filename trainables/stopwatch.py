@@ -1,4 +1,4 @@
-"""Where the time of a step goes, measured without making the device wait.
+"""Measures how the time of a step is spent, without making the device wait.
 
 On the CPU a span is host time. On CUDA the spans of the device are pairs of events, read back once when a window
 closes; only that reading synchronises. Waiting for data is host time everywhere.
@@ -46,7 +46,7 @@ class _Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """What happened between two readings of the clock.
+    """The measurements between two readings of the clock.
 
     `wall_s` is host time; the `*_s` spans are sums over the window (on CUDA the last three are device time, so they
     need not add up to `wall_s`). `loss` is the mean over the samples of the window. The seconds of `LOADING` are parts

@@ -1,4 +1,4 @@
-"""One interface to both loops: the contract's (`loop`) and a custom loop (`own_loop`).
+"""The common interface of both loops: the contract's (`loop`) and a custom loop (`own_loop`).
 
 state = prepare(resident, config, plan)
 for event in train(state):           # Window | Evaluation

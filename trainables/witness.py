@@ -1,4 +1,4 @@
-"""What a training step really ran, read back from torch: types, kernels, layouts, copies, recomputation.
+"""Reads back from torch what a training step really ran: types, kernels, layouts, copies, recomputation.
 
 Setting a knob does not guarantee its effect: torch may fall back to another attention kernel, a custom loop may not
 apply the knob. A `Witness` observes only the first optimiser step, which every measurement drops, so watching costs

@@ -24,7 +24,7 @@ _imports = 0
 
 
 class ImportEnds(BaseException):
-    """Raised where a script starts a study at its top level, while that study imports it as its workload's file."""
+    """Raised when a script starts a study at its top level, while that study imports it as its workload's file."""
 
 
 def load(ref: str) -> Workload | OwnLoop:

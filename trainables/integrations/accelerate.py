@@ -81,7 +81,7 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         if self._every == 0:
             self._every = self.gradient_accumulation_steps = self._run.accumulation
         if self._run.is_over:
-            self.step = self._every - 1  # so that the micro-batch at hand is the last of its batch
+            self.step = self._every - 1  # so that the current micro-batch is the last of its batch
         return cast(AbstractContextManager[None], super().accumulate(*models))
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

@@ -144,7 +144,7 @@ class HeadPose:
         "val_data": None,  # folder of another set to validate on; None holds out a part of `data`
         "val_frac": 0.13,  # of the photographs, or of the persons
         "image_size": 64,  # pixels
-        "heads": 2300,  # drawn where there is no `data`
+        "heads": 2300,  # drawn if there is no `data`
         "max_train_samples": None,
         "max_val_samples": None,
     }

@@ -114,7 +114,7 @@ class SamplesInRam(Dataset[SignalSample]):
 
 @dataclass(frozen=True)
 class HostLengths:
-    """True lengths, int64, (batch,). It is no tensor, so it stays on the host, where packing reads it without waiting."""
+    """True lengths, int64, (batch,). Being no tensor, it stays on the host, where packing reads it without a wait."""
 
     steps: Tensor
 
