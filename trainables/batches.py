@@ -113,14 +113,14 @@ class _MicroBatches(Dataset[Batch]):
             read_at = time.perf_counter()
             batch = self._collate(samples)
         collated_at = time.perf_counter()
-        batch = self._augmented(batch, micro)
+        batch = self._augment_batch(batch, micro)
         seconds = self.seconds
         seconds["read"] += read_at - start
         seconds["collate"] += collated_at - read_at
         seconds["augment"] += time.perf_counter() - collated_at
         return batch
 
-    def _augmented(self, batch: Batch, micro: MicroBatch) -> Batch:
+    def _augment_batch(self, batch: Batch, micro: MicroBatch) -> Batch:
         if self._augment is None:
             return batch
         keyed = Keyed(batch, draws.keys(self._config.seed, micro.epoch, torch.tensor(micro.indices)))

@@ -132,7 +132,7 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
             if tensor.shape == (other := stored[f"model.{name}"]).shape:
                 tensor.copy_(other)
     _make_buffers(state, stored)
-    parameters = _optimized(state)
+    parameters = _parameters_of(state)
     # Adam keeps its step count on the CPU unless fused or capturable; the moments live with the parameter.
     steps_on_device = any(g.get("fused") or g.get("capturable") for g in state.optimizer.param_groups)
     for key, tensor in stored.items():
@@ -172,7 +172,7 @@ def _make_buffers(state: State, stored: Mapping[str, Tensor]) -> None:
 def _optimizer_state(state: State) -> dict[str, Tensor | float]:
     """Returns the optimiser's state of each parameter, by its name in the file."""
     values: dict[str, Tensor | float] = {}
-    for index, parameter in enumerate(_optimized(state)):
+    for index, parameter in enumerate(_parameters_of(state)):
         for name, value in state.optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor | int | float):
                 who = type(state.optimizer).__name__
@@ -187,7 +187,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in group.items() if isinstance(v, int | float | str) and n not in of_device}
 
 
-def _optimized(state: State) -> list[Tensor]:
+def _parameters_of(state: State) -> list[Tensor]:
     return [p for group in state.optimizer.param_groups for p in group["params"]]
 
 

@@ -271,19 +271,19 @@ class Knob:
     high: InitVar[float] = math.inf
 
     def __post_init__(self, values: Sequence[Scalar], low: float, high: float) -> None:
-        said = f"Knob({self.default!r}, {self.kind!r}, ...)"
+        what = f"Knob({self.default!r}, {self.kind!r}, ...)"
         if self.kind not in get_args(Kind):
-            raise ValueError(f"{said}: kind is {self.kind!r}; allowed: {', '.join(get_args(Kind))}")
+            raise ValueError(f"{what}: kind is {self.kind!r}; allowed: {', '.join(get_args(Kind))}")
         if not isinstance(self.default, bool | int | float | str):
-            raise ValueError(f"{said}: the default is no true or false, number or text")
+            raise ValueError(f"{what}: the default is no true or false, number or text")
         if self.domain is _OF_VALUES:
-            object.__setattr__(self, "domain", _domain(said, self.default, tuple(values), low, high))
+            object.__setattr__(self, "domain", _domain(what, self.default, tuple(values), low, high))
         elif not isinstance(self.domain, Domain):
-            raise ValueError(f"{said}: name what it may be, as in values={self.domain!r}")
+            raise ValueError(f"{what}: name what it may be, as in values={self.domain!r}")
         try:
             object.__setattr__(self, "default", self.domain.check(self.default))
         except ValueError as error:
-            raise ValueError(f"{said}: the default: {error}") from None
+            raise ValueError(f"{what}: the default: {error}") from None
         learning = self.kind == "learning"
         if self.memory is None:
             moves = ("minor" if self.shapes_model else "none") if learning else "group"
@@ -319,22 +319,22 @@ class Knob:
 _BY_NAME: Mapping[str, type[Any]] = {type_.__name__: type_ for type_ in (bool, int, float, str)}
 
 
-def _domain(said: str, default: Scalar, values: tuple[Scalar, ...], low: float, high: float) -> Domain:
+def _domain(what: str, default: Scalar, values: tuple[Scalar, ...], low: float, high: float) -> Domain:
     """Returns the domain of a workload's own knob, from the arguments of `Knob`; raises ValueError."""
     if isinstance(default, bool):
         return FLAG
     ranged = low > -math.inf or high < math.inf
     if values and ranged:
-        raise ValueError(f"{said}: values, low and high are given; leave out the values, or both ends")
+        raise ValueError(f"{what}: values, low and high are given; leave out the values, or both ends")
     if values:
         kinds = {type(value) for value in values} - {int if isinstance(default, float) else None}
         if len(kinds - {float}) > 1 or not kinds <= {int, float, str}:
-            raise ValueError(f"{said}: values={values!r} must be numbers, or texts")
+            raise ValueError(f"{what}: values={values!r} must be numbers, or texts")
         return Domain(str if str in kinds else float if float in kinds else int, values=values)
     if isinstance(default, str):
-        raise ValueError(f"{said}: a text needs the texts it may be, as in values=({default!r}, ...)")
+        raise ValueError(f"{what}: a text needs the texts it may be, as in values=({default!r}, ...)")
     if not low <= high:
-        raise ValueError(f"{said}: low={low!r} is greater than high={high!r}")
+        raise ValueError(f"{what}: low={low!r} is greater than high={high!r}")
     whole = isinstance(default, int) and all(math.isinf(end) or end == int(end) for end in (low, high))
     return Domain(int if whole else float, low=low, high=high)
 

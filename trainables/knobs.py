@@ -60,9 +60,9 @@ class Knobs(LoopKnobs):
 
         Raises ValueError for an unknown name, and for a value that its knob may not take.
         """
-        made = cls.__new__(cls)
-        made._fill(table() if rows is None else rows, values)
-        return made
+        knobs = cls.__new__(cls)
+        knobs._fill(table() if rows is None else rows, values)
+        return knobs
 
     @property
     def table(self) -> KnobTable:

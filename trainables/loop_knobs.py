@@ -120,8 +120,8 @@ def _optimizer(asked: Any, seen: Seen) -> Found:
     types, name = seen.get("optimizer_state_dtypes"), seen.get("optimizer", "")
     if not types and name != "SGD":  # the GradScaler skipped the step
         return None
-    found = "sgd" if name == "SGD" else "adamw8bit" if types and "uint8" in types else "adamw"
-    return f"{name} with moments of {', '.join(types)}" if types else f"{name} without moments", found == asked
+    chosen = "sgd" if name == "SGD" else "adamw8bit" if types and "uint8" in types else "adamw"
+    return f"{name} with moments of {', '.join(types)}" if types else f"{name} without moments", chosen == asked
 
 
 def _nesterov(asked: Any, seen: Seen) -> Found:

@@ -49,8 +49,8 @@ class LoopGroup(Group):
         indices = list(range(size))[self.rank :: self.count]
         samples, is_split = _take(batch, dim, size, indices or [0])
         if not is_split:
-            said = f"devices_per_trial={self.count}: a batch of type {type(batch).__name__} holds no tensor or list of"
-            raise LoopError(f"{said} {size} samples, so no process can take its part of it")
+            what = f"devices_per_trial={self.count}: a batch of type {type(batch).__name__} holds no tensor or list of"
+            raise LoopError(f"{what} {size} samples, so no process can take its part of it")
         return samples, self.count * len(indices) / size
 
     def average(self, optimizer: torch.optim.Optimizer) -> None:

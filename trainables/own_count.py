@@ -355,14 +355,14 @@ class Counted:
                 "callbacks=[StudyCallback(run)], with Lightning's, without Trainer(**trainer_kwargs(run))"
             )
         if self._is_due and (self.is_over or not state.last_report):
-            said = "train(run) returned without a report at its end"
-            raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")
+            what = "train(run) returned without a report at its end"
+            raise LoopError(f"{what}: if run.evaluate_now: run.report({names})")
         state.has_ended = not self.is_over
         if self.is_over or state.ranks.rank:  # only rank 0 reports
             return
         if not state.last_report or not state.steps:
-            said = f"train(run) returned after {state.samples} of {self.samples} samples, without a report"
-            raise LoopError(f"{said}: run.batches(loader) ends the loop; what stops early calls run.report({names})")
+            what = f"train(run) returned after {state.samples} of {self.samples} samples, without a report"
+            raise LoopError(f"{what}: run.batches(loader) ends the loop; what stops early calls run.report({names})")
         if self._watch.steps and not self._is_closed:
             self._close()
         self._give(Evaluation(state.samples, dict(state.last_report), 0.0))
@@ -413,10 +413,10 @@ class Counted:
         self._asked_after_end += 1
         if self._asked_after_end < NO_END_AFTER and time.perf_counter() - self._paused_at < NO_END_AFTER_S:
             return
-        said = f"run.batches(loader) was asked for more {self._asked_after_end:,} times after the end of the run"
+        what = f"run.batches(loader) was asked for more {self._asked_after_end:,} times after the end of the run"
         if self._is_due:
-            raise LoopError(f"{said}, while a report is due: if run.evaluate_now: run.report(...)")
-        raise Ended(f"{said}: end the loop when run.progress is 1")
+            raise LoopError(f"{what}, while a report is due: if run.evaluate_now: run.report(...)")
+        raise Ended(f"{what}: end the loop when run.progress is 1")
 
     def _count(self, host: Any, batch: Any, count: int) -> None:
         """Begins a micro-batch; in the first step, and under a cap, torch's operators are watched until it ends."""
@@ -488,7 +488,7 @@ class Counted:
         self._state.remark = (
             f"the {type(scheduled[0]).__name__} has a scheduler that run.prepare was not shown, and its learning rate "
             "was the same at the last step as at the first: unless that is meant, show it to run.prepare, or call its "
-            "step(), and make it for run.steps steps, not for passes"
+            "step(), and make it for run.steps steps, not for epochs"
             if first and self._rates
             else ""
         )
@@ -550,7 +550,7 @@ def _pass_samples(loader: Any) -> int:
     count, size = batches.length_of(loader), getattr(loader, "batch_size", None)
     if count is None or not size:
         raise LoopError(
-            f"a {type(loader).__name__} does not tell how many samples a pass has: run.batches(loader, samples=N) "
+            f"a {type(loader).__name__} does not tell how many samples an epoch has: run.batches(loader, samples=N) "
             "says it, or a length and a batch_size of the loader"
         )
     return count * int(size)

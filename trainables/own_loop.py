@@ -240,8 +240,8 @@ def end(state: ThreadedState) -> None:
     state.baton.go_on(is_over=True)
     thread.join(LEAVING_S)
     if thread.is_alive():
-        said = "does it catch BaseException, or wait in finally?"
-        raise RuntimeError(f"train(run) did not end in {LEAVING_S:g} s: {said}")
+        why = "does it catch BaseException, or wait in finally?"
+        raise RuntimeError(f"train(run) did not end in {LEAVING_S:g} s: {why}")
 
 
 def seed_everything(seed: int) -> None:
@@ -317,12 +317,12 @@ def _only(value: Any) -> Any:
 
 def _print_event(state: OwnState, event: Event) -> None:
     if event == READY and state.is_misled:
-        said = f"run.steps said {state.steps_told} before the data were known, and there are others"
+        what = f"run.steps said {state.steps_told} before the data were known, and there are others"
         knobs, size = state.config.knobs, state.own_size
         micro = size or evenly(knobs.batch_size, knobs.micro_batch_size)[1]
         seen = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
         given = f"alone(..., pass_samples={seen}{f', batch_size={size}' if size else ''})"
-        print(f"{said}: read it after run.loader(), and give {given}")
+        print(f"{what}: read it after run.loader(), and give {given}")
     if isinstance(event, Evaluation):
         values = ", ".join(f"{name} {value:.5g}" for name, value in event.values.items())
         print(f"{event.samples} samples: {values}")

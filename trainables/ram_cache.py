@@ -70,12 +70,12 @@ def _try_samples(dataset: Dataset[Any], limits: CacheLimits) -> dict[int, Any]:
         took_s.append(time.perf_counter() - begun)
     needed_bytes = count * sum(map(_sample_bytes, tried.values())) / CACHE_TRIED
     needed_s = count * statistics.median(took_s)
-    said = f"ram_cache=true would keep {count} samples in RAM"
+    what = f"ram_cache=true would keep {count} samples in RAM"
     if needed_bytes > (free_bytes := limits.free_bytes()):
         least = f"about {needed_bytes / 2**30:.1f} GiB, and {free_bytes / 2**30:.1f} GiB may be used"
-        raise CacheTooLarge(f"{said}: {least}; knobs.ram_cache=false")
+        raise CacheTooLarge(f"{what}: {least}; knobs.ram_cache=false")
     if needed_s > limits.most_s:
-        raise CacheTooLarge(f"{said}: about {needed_s:.0f} s to prepare, {limits.most_s:.0f} s are allowed")
+        raise CacheTooLarge(f"{what}: about {needed_s:.0f} s to prepare, {limits.most_s:.0f} s are allowed")
     return tried
 
 

@@ -134,11 +134,11 @@ class Group(Ranks):
 
     def micro_step(self, *, ends_batch: bool) -> contextlib.AbstractContextManager[object]:
         """Returns the context of a micro-step; only the last one of a batch averages gradients in its backward pass."""
-        return contextlib.nullcontext() if ends_batch else self._wrapped().no_sync()
+        return contextlib.nullcontext() if ends_batch else self._ddp_module().no_sync()
 
     def loss(self, workload: Workload, model: nn.Module, batch: Any) -> Tensor:
         """Returns the loss of this rank's part."""
-        loss: Tensor = self._wrapped()(model, batch)
+        loss: Tensor = self._ddp_module()(model, batch)
         return loss
 
     def stepped(self, samples: int = 0) -> None:
@@ -214,7 +214,7 @@ class Group(Ranks):
         if self._seed is not None:
             torch.manual_seed(self._seed + samples)
 
-    def _wrapped(self) -> DistributedDataParallel:
+    def _ddp_module(self) -> DistributedDataParallel:
         if self._ddp is None:
             raise RuntimeError("the group does not train")
         return self._ddp

@@ -37,12 +37,12 @@ def source_hash(workload: Workload | OwnLoop) -> str:
 def file_hash(path: Path) -> str:
     """Returns the sha256 of a file and of the user's own modules that it imports; raises OSError."""
     digest = hashlib.sha256(path.read_bytes())
-    for name, content in sorted(_imported(path.resolve()).items()):
+    for name, content in sorted(_read_imports(path.resolve()).items()):
         digest.update(f"\n{name}\n".encode() + content)
     return digest.hexdigest()
 
 
-def _imported(first: Path) -> dict[str, bytes]:
+def _read_imports(first: Path) -> dict[str, bytes]:
     """Returns the contents of the modules that a file imports, directly or not, by their dotted names."""
     contents: dict[str, bytes] = {}
     root, package = first.parent, list[str]()
@@ -80,7 +80,7 @@ def _names(text: bytes, package: str) -> Iterator[str]:
 
 
 @functools.cache
-def _installed() -> frozenset[str]:
+def _installed_names() -> frozenset[str]:
     """Returns the top-level names of installed packages, including editable ones."""
     return frozenset(packages_distributions())
 
@@ -98,7 +98,7 @@ def _files(name: str, places: list[str]) -> Iterator[tuple[str, Path]]:
             or (spec.origin and set(PACKAGE_FOLDERS) & set(Path(spec.origin).parts))
         ):
             return
-        if count == 1 and parts[0] in _installed():
+        if count == 1 and parts[0] in _installed_names():
             return
         if spec.origin and spec.origin.endswith(".py"):
             yield ".".join(parts[:count]), Path(spec.origin).resolve()

@@ -146,8 +146,8 @@ class HookFailed(Exception):
     `hook` is its name, the text says what it did. If it raised, its exception is the cause.
     """
 
-    def __init__(self, hook: str, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, hook: str, message: str) -> None:
+        super().__init__(message)
         self.hook = hook
 
 
@@ -233,6 +233,6 @@ def baselines(workload: Workload, config: Config) -> dict[str, dict[str, float]]
     reached = hook(config) if hook is not None else {}
     if not isinstance(reached, Mapping) or not all(isinstance(values, Mapping) for values in reached.values()):
         example = f'{{"majority": {{"{next(iter(workload.objectives))}": 0.5}}}}'
-        said = f"returned {reached!r}: it must return names with objectives, such as {example}"
-        raise HookFailed("baselines", said)
+        message = f"returned {reached!r}: it must return names with objectives, such as {example}"
+        raise HookFailed("baselines", message)
     return cast("dict[str, dict[str, float]]", reached)

@@ -51,8 +51,8 @@ def load(ref: str) -> Workload | OwnLoop:
     if missing:
         raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in docs/workload.md")
     _check_objectives(f"{ref}: objectives", workload.objectives)
-    if said := near_names.fault_of_class(workload, module):
-        raise WorkloadError(f"{ref}: {said}")
+    if fault := near_names.fault_of_class(workload, module):
+        raise WorkloadError(f"{ref}: {fault}")
     table_of(cast(Workload, workload))
     return cast(Workload, workload)
 
@@ -70,8 +70,8 @@ def load_own_loop(ref: str, module: Any) -> OwnLoop:
     if not isinstance(objectives, Mapping):
         raise WorkloadError(f"{ref} has a train(run) and no OBJECTIVES; add OBJECTIVES = {{'accuracy': 'max'}}")
     _check_objectives(f"{ref}: OBJECTIVES", objectives)
-    if said := near_names.fault_of_loop(module):
-        raise WorkloadError(f"{ref}: {said}")
+    if fault := near_names.fault_of_loop(module):
+        raise WorkloadError(f"{ref}: {fault}")
     before = getattr(module, "BEFORE", None) or {}
     of_the_loop = KnobTable(hooks=REPLACING)
     # Settings of BEFORE that are neither searched nor knobs of the loop.
@@ -81,7 +81,7 @@ def load_own_loop(ref: str, module: Any) -> OwnLoop:
         knobs = {name: _own_knob(name, space[name], before) for name in own}
     except (ValueError, TypeError) as error:
         raise WorkloadError(f"{ref}: SPACE or BEFORE: {error}") from None
-    searched = {name: _searched(given) if name in own else given for name, given in space.items()}
+    searched = {name: _values_or_range(given) if name in own else given for name, given in space.items()}
     sizes = space.get("batch_size")
     if sizes is not None and "micro_batch_size" not in space:
         searched["micro_batch_size"] = max(sizes) if isinstance(sizes, list | tuple) else _end(sizes, "high")
@@ -97,7 +97,7 @@ def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
     A system knob of the loop that the user's own optimiser replaces, such as fused_optimizer, stays a system knob: a
     study measures that it does not change what is learned.
     """
-    searched = _searched(given)
+    searched = _values_or_range(given)
     values = tuple(searched) if isinstance(searched, list | tuple) else ()
     low, high = _end(searched, "low"), _end(searched, "high")
     default = before.get(name, values[0] if values else low)
@@ -117,7 +117,7 @@ def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
     return Knob(default, cast("Kind", kind), values=texts, shapes_model=kind == "both")
 
 
-def _searched(given: Any) -> Any:
+def _values_or_range(given: Any) -> Any:
     """Returns the values or the range of a knob in SPACE, without its kind."""
     if not isinstance(given, Mapping):
         return given
@@ -186,13 +186,13 @@ def _module(ref: str) -> Any:
         with _importing(sys.argv):
             return importlib.import_module(ref)
     except ImportEnds:
-        said = f'{ref} runs a study when it is imported; that belongs behind `if __name__ == "__main__":`'
-        raise WorkloadError(said) from None
+        what = f'{ref} runs a study when it is imported; that belongs behind `if __name__ == "__main__":`'
+        raise WorkloadError(what) from None
     except ModuleNotFoundError as error:
         if error.name is not None and ref.startswith(error.name):
             known_names = ", ".join(BUILT_IN)
-            said = f"no workload {ref!r}; ours are {known_names}, or give a .py file"
-            raise WorkloadError(f"{said}; a module is looked for from the folder in which this was started") from None
+            what = f"no workload {ref!r}; ours are {known_names}, or give a .py file"
+            raise WorkloadError(f"{what}; a module is looked for from the folder in which this was started") from None
         raise
 
 

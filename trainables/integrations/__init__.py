@@ -38,7 +38,7 @@ def expect_callback(run: Run, without: str, before: str) -> None:
 
     def stepped(*_: Any) -> None:
         if not run.progress:
-            said = f"an optimiser stepped, and run was told of no batch: {without}"
-            raise LoopError(f"{said}; what is trained beforehand belongs before {before}")
+            what = f"an optimiser stepped, and run was told of no batch: {without}"
+            raise LoopError(f"{what}; what is trained beforehand belongs before {before}")
 
     run.keep(register_optimizer_step_pre_hook(stepped))

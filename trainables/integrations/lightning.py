@@ -191,8 +191,8 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # the package may be miss
             return
         logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
         if missing := [name for name in self._run.objectives if name not in logged]:
-            said = f"validation logged {sorted(logged)}, without {', '.join(missing)} of OBJECTIVES"
-            raise WorkloadError(f"{said}: self.log({missing[0]!r}, ...) in validation_step")
+            what = f"validation logged {sorted(logged)}, without {', '.join(missing)} of OBJECTIVES"
+            raise WorkloadError(f"{what}: self.log({missing[0]!r}, ...) in validation_step")
         self._run.report(**{name: logged[name] for name in self._run.objectives})
 
     def _epoch_size(self, trainer: Any) -> tuple[int, int]:
@@ -200,8 +200,8 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # the package may be miss
         loader, count = trainer.train_dataloader, trainer.num_training_batches
         micro = int(getattr(loader, "batch_size", None) or self._run.loader()["batch_size"])
         if math.isinf(count) and self._given is None:
-            said = f"a {type(loader).__name__} over data without a length"
-            raise WorkloadError(f"{said}: trainer_kwargs(run, pass_samples=N) says how many samples one pass has")
+            what = f"a {type(loader).__name__} over data without a length"
+            raise WorkloadError(f"{what}: trainer_kwargs(run, pass_samples=N) says how many samples one pass has")
         if math.isinf(count) or self._given is not None:
             return int(self._given or 0), micro
         try:

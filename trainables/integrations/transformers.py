@@ -138,10 +138,10 @@ class StudyCallback(TrainerCallback):
         if not self._run.evaluate_now:
             return
         missing = [name for name in self._run.objectives if name not in self._objectives]
-        said = f"Trainer's evaluation gave {sorted(self._metrics)}, without {', '.join(missing)} of OBJECTIVES"
+        what = f"Trainer's evaluation gave {sorted(self._metrics)}, without {', '.join(missing)} of OBJECTIVES"
         if any(name.startswith("eval_") for name in missing):
-            raise LoopError(f"{said}: leave out eval_ of a name in OBJECTIVES, which Trainer puts before each")
-        raise LoopError(f"{said}: give Trainer compute_metrics=..., which returns {{{missing[0]!r}: ...}}")
+            raise LoopError(f"{what}: leave out eval_ of a name in OBJECTIVES, which Trainer puts before each")
+        raise LoopError(f"{what}: give Trainer compute_metrics=..., which returns {{{missing[0]!r}: ...}}")
 
     def _pause_clock(self, control: TrainerControl) -> None:
         """Pauses the clock for evaluations and checkpoints that the script itself asks for."""

@@ -257,7 +257,7 @@ class Nli:
             freeze_linears(backbone, base)
         backbone.config.use_cache = False  # a cache of keys serves generation only
         width = backbone.config.get_text_config().hidden_size
-        return Classifier(_adapted(backbone, config), width, _is_decoder(backbone.config), config.knobs)
+        return Classifier(_add_adapters(backbone, config), width, _is_decoder(backbone.config), config.knobs)
 
     def parameter_groups(self, model: nn.Module, config: Config) -> list[dict[str, Any]]:
         """Returns parameter groups: the head at twice the rate; biases, norms and DoRA's magnitudes without decay."""
@@ -357,7 +357,7 @@ def _kinds_of_attention(backbone: Any, decoder: bool) -> dict[str, int | None]:
     return {kind: known[kind] for kind in sorted(kinds)} if maker in module else {}
 
 
-def _adapted(backbone: Any, config: Config) -> nn.Module:
+def _add_adapters(backbone: Any, config: Config) -> nn.Module:
     """Returns the backbone, frozen, with adapters on its linear layers; unchanged if adapter=none."""
     knobs, bert = config.knobs, {"query", "value", "dense"}
     if knobs.adapter == "none":
