@@ -30,8 +30,8 @@ Event = Window | Evaluation | str
 ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps its optimiser itself"
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which LoopError is raised."""
-UNSAID_STEPS = 8
-"""Optimiser steps by the user's own lines after which a missing `run.step()` is an error: some loops call it late."""
+UNREPORTED_STEPS = 8
+"""Steps by the user's own code after which a missing `run.step()` is an error: some loops call it once for several."""
 NO_END_AFTER = 100_000
 NO_END_AFTER_S = 60.0
 """Limits for a loop that asks for batches after the end of its run and may never stop: calls and seconds."""
@@ -109,7 +109,7 @@ class Counted:
         self._is_alone = True
         """Whether one process trains; known once the first batch is asked for."""
         self._loss_sum: Tensor | float | None = None
-        self._since_step = self._unsaid = 0
+        self._since_step = self._unreported = 0
         """Micro-batches, and optimiser steps by the user's own lines, since the last call of `step`."""
         self._is_forward_over = self._has_stepped = self._is_closed = False
         self._is_due = self._one_pass = self._has_left = False
@@ -256,7 +256,7 @@ class Counted:
                 raise LoopError(f"devices_per_trial={state.ranks.count}: {ONLY_BACKWARD}")
             if len(self._optimizers) <= 1:
                 state.ranks.stepped()
-        self._has_stepped, self._since_step, self._unsaid = True, 0, 0
+        self._has_stepped, self._since_step, self._unreported = True, 0, 0
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
         if state.steps == 1:
             self._keep_facts()
@@ -291,9 +291,9 @@ class Counted:
                 state.ranks.stepped()
             if seconds >= self._window_s or not self._is_warm:
                 self._close_if_full()
-        elif self._unsaid >= UNSAID_STEPS and not self._optimizers:  # with `backward`, its own steps count
+        elif self._unreported >= UNREPORTED_STEPS and not self._optimizers:  # with `backward`, its own steps count
             raise LoopError(
-                f"your own code stepped the optimiser {self._unsaid} times, and run.step() was not called: call it "
+                f"your own code stepped the optimiser {self._unreported} times, and run.step() was not called: call it "
                 "after each, or replace loss.backward(), step() and zero_grad() by run.backward(loss, optimizer)"
             )
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):

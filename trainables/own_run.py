@@ -301,7 +301,7 @@ class Run(Counted):
                     f"run.backward steps the {type(optimizer).__name__} that it is given, after a whole batch, and so "
                     "do lines of your own: leave out its step() and zero_grad()"
                 )
-            self._unsaid += bool(self._state.micro_steps)
+            self._unreported += bool(self._state.micro_steps)
         if not self._is_forward_over:
             self.before_step()
 
