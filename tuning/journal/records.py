@@ -27,6 +27,7 @@ from trainables.our_knobs import EVERY, OURS
 from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.format import OWN_KEYS, Scan, line_of, plain
 from tuning.journal.format import Record as Record
+from tuning.journal.run import Run
 
 IN_ANOTHER_CONTAINER = 0
 """Where the pid of a writer stands: it is a process of another container."""
@@ -38,7 +39,7 @@ class Journal:
 
     def __init__(self, path: Path, lock: int, records: list[Record], warnings: list[str]) -> None:
         self.path, self.warnings, self._lock = path, warnings, lock
-        self._records = records
+        self._records, self.run = records, Run(records)
         self._next = max((r.seq for r in records), default=-1) + 1
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._end = os.fstat(self._file).st_size
@@ -104,6 +105,7 @@ class Journal:
             raise StoppedEarly(what, remedy=back)
         self._write(line_of(record))
         self._records.append(record)
+        self.run.add(record)
         self._next += 1
         self.heard(record)
         return record

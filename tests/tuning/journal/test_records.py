@@ -21,12 +21,7 @@ from tuning.journal.records import (
     IN_ANOTHER_CONTAINER,
     Journal,
     Record,
-    is_finished,
     read,
-    stage_done,
-    trials,
-    unfinished,
-    windows,
     writer_of,
 )
 
@@ -277,72 +272,3 @@ def test_seconds_since_the_opening_do_not_follow_the_clock(path: Path) -> None:
         monos = [journal.append("step").mono for _ in range(3)]
     assert all(mono is not None and 0 <= mono < 60 for mono in monos)
     assert monos == [r.mono for r in read(path)[0]]
-
-
-# -- views -------------------------------------------------------------------------------------------------------------
-
-
-def made(*events: tuple[str, dict[str, Any]]) -> list[Record]:
-    return [Record(n, "", event, fields) for n, (event, fields) in enumerate(events)]
-
-
-def ended(trial: str, outcome: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    return "trial", {"trial": trial, "config": {"batch_size": 8}, "outcome": outcome, **fields}
-
-
-def test_a_trial_counts_once_with_its_latest_ending() -> None:
-    rate = {"samples_per_s": 3.0}
-    records = made(ended("t0", "killed", **rate), ended("t1", "ok", **rate), ended("t0", "oom", message=None))
-    assert [(t.id, t.outcome, t.samples_per_s, t.message) for t in trials(records)] == [
-        ("t0", "oom", None, ""),
-        ("t1", "ok", 3.0, ""),
-    ]
-
-
-def test_unfinished_are_in_order_and_once() -> None:
-    def start(trial: str, size: int) -> tuple[str, dict[str, Any]]:
-        return "trial_start", {"trial": trial, "config": {"batch_size": size}, "attempt": 1}
-
-    records = made(start("t2", 1), start("t0", 2), start("t1", 3), ended("t0", "ok"), start("t2", 1))
-    assert unfinished(records) == [("t2", {"batch_size": 1}), ("t1", {"batch_size": 3})]
-
-
-def test_a_trial_that_the_time_cut_is_unfinished_once_the_study_was_given_more() -> None:
-    start = "trial_start", {"trial": "t0", "config": {"batch_size": 8}, "attempt": 1}
-    more = "resume", {"search": {"max_time": 480.0}}
-    first = [start, ended("t0", "cut")]
-    assert unfinished(made(*first, ("resume", {}))) == []
-    assert unfinished(made(*first, more)) == [("t0", {"batch_size": 8})]
-    assert unfinished(made(*first, more, start, ended("t0", "cut"))) == []
-    assert unfinished(made(*first, more, start, ended("t0", "ok"), more)) == []
-    late = "trial", {"trial": "t0", "config": {}, "outcome": "stopped", "stopped_at": 0, "values": {}}
-    assert unfinished(made(start, ("resume", {}), late)) == [], "no time was left to begin again"
-    assert unfinished(made(start, ("resume", {}), late, more)) == [("t0", {"batch_size": 8})]
-    assert unfinished(made(*first, more, ("refused", {"trial": "t0", "stage": "search", "config": {}}))) == []
-
-
-def test_a_study_that_was_given_more_time_is_not_finished_and_has_its_probes() -> None:
-    ends = [("stage", {"stage": stage, "state": "end"}) for stage in ("probe", "search", "confirm", "export")]
-    window = ("window", {"name": "best", "round": 0, "samples_per_s": 1.0})
-    stop = ("stop", {"reason": "finished", "resumable": False})
-    first = [*ends, window, stop]
-    assert is_finished(made(*first))
-    assert is_finished(made(*first, ("resume", {})))
-    again = made(*first, ("resume", {"search": {"trials": 20}}), ("resume", {}))
-    assert not is_finished(again)
-    assert [stage_done(again, stage) for stage in ("probe", "search", "confirm", "export")] == [True, *[False] * 3]
-    assert len(windows(again)) == 1
-    more = made(*first, ("resume", {"search": {"trials": 20}}), window, window, *ends)
-    assert is_finished(more)
-    assert len(windows(more)) == 2
-    assert len(windows([*more, *made(("resume", {"pick": {"tolerance": 0.1}}))])) == 2, "no other session's"
-
-
-def test_a_rating_whose_trial_is_not_there_is_passed_over(tmp_path: Path) -> None:
-    with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
-        journal.append("rated", trial="t000", config={"num_workers": 2}, samples_per_s=9.0)
-        assert trials(journal.records) == []
-        journal.append("trial", trial="t000", config={"num_workers": 0}, outcome="ok", samples_per_s=5.0)
-        assert [t.samples_per_s for t in trials(journal.records)] == [5.0]
-        journal.append("rated", trial="t000", config={"num_workers": 2}, samples_per_s=9.0)
-        assert [(t.samples_per_s, t.config["num_workers"]) for t in trials(journal.records)] == [(9.0, 2)]
