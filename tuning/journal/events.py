@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from trainables.knobs import Scalar
 from tuning.config.lenient import finite, mapping, numbers, whole
@@ -20,6 +20,7 @@ Values = Mapping[str, float | None]
 """Qualities by the name of their objective, None for what was not finite."""
 Facts = Mapping[str, Any]
 """Plain values by name, as a worker, a device or the resolved configuration has them."""
+Objectives = Mapping[str, Literal["min", "max"]]
 Pairs = tuple[tuple[int, ...], ...]
 Curve = tuple[tuple[float, Values], ...]
 """Seconds of training and qualities at each evaluation."""
@@ -58,6 +59,8 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "Mapping[str, float]": numbers,
     "Config": mapping,
     "Facts": mapping,
+    "Facts | None": lambda value: value if isinstance(value, Mapping) else None,
+    "Objectives": lambda value: {str(n): "min" if mode == "min" else "max" for n, mode in mapping(value).items()},
     "Values": _values,
     "Pairs": _pairs,
     "Curve": _curve,
@@ -120,7 +123,7 @@ class StudyRecord(Event, event="study"):
     card: Facts
     seed: int
     parameters: Facts
-    objectives: Mapping[str, str]
+    objectives: Objectives
     baselines: Mapping[str, Mapping[str, float]]
     train_samples: int
     val_samples: int | None
@@ -131,7 +134,8 @@ class StudyRecord(Event, event="study"):
     horizon_samples: int | None
     concurrency: int | None
     threads: int | None
-    knobs: Facts
+    knobs: Facts | None
+    """The workload's own, None in journals of versions that did not write them."""
     hooks: tuple[str, ...]
     config: Facts
     startup_s: float
@@ -166,8 +170,6 @@ class KindsRecord(Event, event="kinds"):
     """The system knobs that were measured to change what is learned, each with the reason in words."""
 
     changed: Mapping[str, str]
-    message: str
-    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -192,9 +194,6 @@ class NodeRecord(Event, event="node"):
     """A node of a cluster as it was checked; `why` it runs no trials, "" if it does."""
 
     node: str
-    address: str
-    cores: int
-    device: Facts
     kind: str
     why: str
 
@@ -276,7 +275,7 @@ class MeasuredRecord(Event):
     samples_per_s: float | None
     peak_allocated_bytes: int | None
     cap_bytes: int | None
-    spans: Facts
+    spans: Mapping[str, float]
     telemetry: Facts
     active: Facts
     wall_s: float
@@ -287,7 +286,6 @@ class ProbeRecord(MeasuredRecord, event="probe"):
     """A probe; `name` is that of a named configuration, else ""."""
 
     name: str
-    p_oom: float | None
     micro_step_s: float | None
     optimizer_step_s: float | None
     pass_s: float
@@ -332,7 +330,7 @@ class StartRecord(Event, event="trial_start"):
 
     trial: str
     config: Config
-    attempt: int
+    p_oom: float | None
     named: str
     beside: bool
 
@@ -415,6 +413,9 @@ class WidenedRecord(DecisionRecord, event="widened"):
 @dataclass(frozen=True)
 class LostRecord(DecisionRecord, event="lost"):
     """Its process was lost, and it begins again."""
+
+
+DECISIONS: dict[str, type[DecisionRecord]] = {kind.event: kind for kind in (RetiredRecord, WidenedRecord, LostRecord)}
 
 
 # -- beside the run ----------------------------------------------------------------------------------------------------

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from trainables.knob_columns import Kind, Knob
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY, OURS
 from tuning.config.lenient import finite
-from tuning.journal.events import (
-    AblationRecord,
-    Config,
-    ConfirmedRecord,
-    Event,
-    FootprintRecord,
-    KindsRecord,
-    MeasuredRecord,
-    NodeRecord,
-    NoteRecord,
-    OomRecord,
-    PickRecord,
-    ProbeRecord,
-    RatedRecord,
-    RefusedRecord,
-    ResumeRecord,
-    RungRecord,
-    StageRecord,
-    StartRecord,
-    StopRecord,
-    StudyRecord,
-    TrialRecord,
-    Values,
-    WindowRecord,
-    read_event,
-)
+from tuning.journal import events
 from tuning.journal.format import Record
 
 QUEUED, RUNNING, REFUSED = "queued", "running", "refused"
@@ -59,34 +35,36 @@ class Trial:
 
     id: str
     state: str = QUEUED
-    starts: list[StartRecord] = field(default_factory=list)
-    rungs: list[RungRecord] = field(default_factory=list)
-    ends: list[TrialRecord] = field(default_factory=list)
+    starts: list[events.StartRecord] = field(default_factory=list)
+    rungs: list[events.RungRecord] = field(default_factory=list)
+    ends: list[events.TrialRecord] = field(default_factory=list)
+    last: events.TrialRecord | events.RefusedRecord | None = None
+    """Its latest ending, or that it was refused while it waited."""
 
-    def began(self, start: StartRecord) -> None:
+    def began(self, start: events.StartRecord) -> None:
         """Takes that an attempt began."""
         self.starts.append(start)
         self.state = RUNNING
 
-    def reached(self, rung: RungRecord) -> None:
+    def reached(self, rung: events.RungRecord) -> None:
         """Takes a rung."""
         self.rungs.append(rung)
 
-    def ended(self, end: TrialRecord) -> None:
+    def ended(self, end: events.TrialRecord) -> None:
         """Takes an ending: a later one replaces it."""
         self.ends.append(end)
-        self.state = end.outcome
+        self.last, self.state = end, end.outcome
 
-    def was_refused(self) -> None:
+    def was_refused(self, refusal: events.RefusedRecord) -> None:
         """Takes that it waited and does not fit any more."""
-        self.state = REFUSED
+        self.last, self.state = refusal, REFUSED
 
     def was_given_time(self) -> None:
         """Takes that the study has more time: a trial that the time has cut is to begin again."""
         if self.end is not None and self.state == self.end.outcome and is_cut(self.end):
             self.state = QUEUED
 
-    def was_rated(self, rated: RatedRecord) -> None:
+    def was_rated(self, rated: events.RatedRecord) -> None:
         """Takes another speed; if it is of other knobs, nothing holds for these that was measured of the others."""
         if self.end is None:  # its line may have been damaged
             return
@@ -97,7 +75,7 @@ class Trial:
         self.ends[-1] = end
 
     @property
-    def end(self) -> TrialRecord | None:
+    def end(self) -> events.TrialRecord | None:
         """Returns its latest ending, None before it has any."""
         return self.ends[-1] if self.ends else None
 
@@ -107,7 +85,7 @@ class Trial:
         return bool(self.starts) and self.state in (QUEUED, RUNNING)
 
     @property
-    def config(self) -> Config:
+    def config(self) -> events.Config:
         """Returns the configuration with which it began last."""
         return self.starts[-1].config if self.starts else {}
 
@@ -122,7 +100,7 @@ class Trial:
         return next((start.named for start in reversed(self.starts) if start.named), "")
 
     @property
-    def values(self) -> Values:
+    def values(self) -> events.Values:
         """Returns its qualities at its end; if the time stopped it between two rungs, those of its last rung."""
         known = {} if self.end is None else self.end.values
         is_missing = all(value is None for value in known.values())
@@ -137,115 +115,105 @@ class Trial:
         return tuple(sorted({samples: value for samples, value in seen if samples and value is not None}.items()))
 
 
-def is_cut(end: TrialRecord) -> bool:
+def is_cut(end: events.TrialRecord) -> bool:
     """Returns whether the time alone ended a trial, or kept it from beginning again."""
     return end.outcome == "cut" or end.stopped_at == 0
 
 
-class Run:
+class History:
     """What the records say of a run, whole or cut off at any of them; `add` takes one more."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.events: list[Event] = []
-        self.study: StudyRecord | None = None
+        self.events: list[events.Event] = []
+        self.study: events.StudyRecord | None = None
         """As it was written last."""
-        self.kinds: KindsRecord | None = None
-        self.resumes: list[ResumeRecord] = []
-        self.stages: list[StageRecord] = []
-        self.footprints: list[FootprintRecord] = []
-        self.probes: list[ProbeRecord] = []
-        self.refused: list[RefusedRecord] = []
+        self.kinds: events.KindsRecord | None = None
+        self.stop: events.StopRecord | None = None
+        self.ablation: events.AblationRecord | None = None
+        self.resumes: list[events.ResumeRecord] = []
+        self.stages: list[events.StageRecord] = []
+        self.footprints: list[events.FootprintRecord] = []
+        self.probes: list[events.ProbeRecord] = []
+        self.refused: list[events.RefusedRecord] = []
+        self.confirmed: list[events.ConfirmedRecord] = []
+        self.all_windows: list[events.WindowRecord] = []
+        self.picks: list[events.PickRecord] = []
+        self.notes: list[events.NoteRecord] = []
+        self.nodes: list[events.NodeRecord] = []
         self.trials: dict[str, Trial] = {}
         """By id, in the order in which they are first spoken of."""
-        self.memory: list[MeasuredRecord] = []
-        """All that tells what fits: probes, trials, and what ran out of memory on the way."""
-        self.confirmed: list[ConfirmedRecord] = []
-        self.windows: list[WindowRecord] = []
+        self.windows: list[events.WindowRecord] = []
         """Those of the last session that took any, as each counts its rounds anew."""
-        self.all_windows: list[WindowRecord] = []
-        self.picks: list[PickRecord] = []
-        self.notes: list[NoteRecord] = []
-        self.nodes: list[NodeRecord] = []
-        self.stop: StopRecord | None = None
-        self.ablation: AblationRecord | None = None
         self._clock = _Clock()
         self._ended: dict[str, Trial] = {}
         self._open: dict[str, Trial] = {}
+        self._lists: dict[type[events.Event], list[Any]] = {
+            events.ResumeRecord: self.resumes,
+            events.StageRecord: self.stages,
+            events.FootprintRecord: self.footprints,
+            events.ProbeRecord: self.probes,
+            events.RefusedRecord: self.refused,
+            events.ConfirmedRecord: self.confirmed,
+            events.WindowRecord: self.all_windows,
+            events.PickRecord: self.picks,
+            events.NoteRecord: self.notes,
+            events.NodeRecord: self.nodes,
+        }
         for record in records:
             self.add(record)
 
-    def add(self, record: Record) -> Event:
+    def add(self, record: Record) -> events.Event:
         """Returns a record as the event that it is, now that it is taken."""
-        event = read_event(record, self._clock.at_s(record))
+        event = events.read_event(record, self._clock.at_s(record))
         self._take(event)
         return event
 
-    def before(self, seq: int) -> Run:
-        """Returns the run as it was before the record of this number."""
-        earlier = Run()
-        for event in self.events:
+    def before(self, seq: float = math.inf) -> History:
+        """Returns the run as it was before the record of this number, as it is now without one.
+
+        It stays so while another thread adds to this one.
+        """
+        earlier = History()
+        for event in list(self.events):
             if event.seq < seq:
                 earlier._take(event)
         return earlier
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: events.Event) -> None:
         self.events.append(event)
+        if (kept := self._lists.get(type(event))) is not None:
+            kept.append(event)
         match event:
-            case StudyRecord():
+            case events.StudyRecord():
                 self.study = event
-            case KindsRecord():
+            case events.KindsRecord():
                 self.kinds = event
-            case ResumeRecord():
-                self.resumes.append(event)
-                for trial in self.trials.values() if event.search else ():
+            case events.StopRecord():
+                self.stop = event
+            case events.AblationRecord():
+                self.ablation = event
+            case events.ResumeRecord(search=True):
+                for trial in self.trials.values():
                     trial.was_given_time()
-            case StageRecord():
-                self.stages.append(event)
-            case FootprintRecord():
-                self.footprints.append(event)
-            case ProbeRecord():
-                self.probes.append(event)
-                self.memory.append(event)
-            case RefusedRecord():
-                self._take_refused(event)
-            case StartRecord():
+            case events.RefusedRecord() if event.trial:
+                self._trial(event.trial).was_refused(event)
+            case events.StartRecord():
                 trial = self._trial(event.trial)
                 if not trial.is_open:
                     self._open.pop(trial.id, None)
                 self._open[trial.id] = trial
                 trial.began(event)
-            case RungRecord():
+            case events.RungRecord():
                 self._trial(event.trial).reached(event)
-            case TrialRecord():
-                self._trial(event.trial).ended(event)
-                self._ended[event.trial] = self.trials[event.trial]
-                self.memory.append(event)
-            case RatedRecord():
+            case events.TrialRecord():
+                self._ended[event.trial] = self._trial(event.trial)
+                self._ended[event.trial].ended(event)
+            case events.RatedRecord():
                 self._trial(event.trial).was_rated(event)
-            case OomRecord():
-                self.memory.append(event)
-            case ConfirmedRecord():
-                self.confirmed.append(event)
-            case WindowRecord():
+            case events.WindowRecord():
                 if self.windows and self.windows[-1].seq < self.since():
                     self.windows = []
                 self.windows.append(event)
-                self.all_windows.append(event)
-            case PickRecord():
-                self.picks.append(event)
-            case NoteRecord():
-                self.notes.append(event)
-            case NodeRecord():
-                self.nodes.append(event)
-            case StopRecord():
-                self.stop = event
-            case AblationRecord():
-                self.ablation = event
-
-    def _take_refused(self, event: RefusedRecord) -> None:
-        self.refused.append(event)
-        if event.trial:
-            self._trial(event.trial).was_refused()
 
     def _trial(self, name: str) -> Trial:
         return self.trials.setdefault(name, Trial(name))
@@ -257,7 +225,7 @@ class Run:
         """Returns how long the run has taken, 0 without any record."""
         return max((event.at_s for event in self.events), default=0.0)
 
-    def reopening(self, *by: Reopening) -> ResumeRecord | None:
+    def reopening(self, *by: Reopening) -> events.ResumeRecord | None:
         """Returns the record by which the study was last given more to do, of these kinds or any; None if it was not.
 
         By "search", more trials or more time; by "pick", another tolerance.
@@ -280,10 +248,15 @@ class Run:
         since = 0 if stage in ("estimate", "probe") else self.since("search") if stage == "search" else self.since()
         return any(one.stage == stage and one.state == "end" and one.seq >= since for one in self.stages)
 
-    def began(self, stage: str) -> StageRecord | None:
+    def began(self, stage: str) -> events.StageRecord | None:
         """Returns the beginning of a stage since the study was last given more to do, None before it."""
         since = self.since()
         return next((one for one in self.stages if one.stage == stage and one.seq >= since), None)
+
+    def has_begun(self, stage: str, event: events.Event) -> bool:
+        """Returns whether an event is of a stage, or after it, as it was begun last."""
+        began = self.began(stage)
+        return began is not None and event.seq >= began.seq
 
     @property
     def is_finished(self) -> bool:
@@ -294,30 +267,30 @@ class Run:
     @property
     def table(self) -> KnobTable:
         """Returns the knobs of the study, with its workload's own and the kinds it measured; without it all of ours."""
-        if self.study is None:
+        ours = None if self.study is None else OURS.get(self.study.workload)
+        if self.study is None or (ours is None and self.study.knobs is None):
             return EVERY
         try:
-            ours = OURS.get(self.study.workload)
-            own = ours.own if ours is not None else {n: Knob.of_raw(row) for n, row in self.study.knobs.items()}
+            own = ours.own if ours is not None else {n: Knob.of_raw(row) for n, row in (self.study.knobs or {}).items()}
             kinds: dict[str, Kind] = {} if self.kinds is None else dict.fromkeys(self.kinds.changed, "both")
             return KnobTable(own, kinds, ours.hooks if ours is not None else self.study.hooks)
         except (KeyError, TypeError, ValueError, AttributeError):
             return EVERY
 
     @property
-    def pick(self) -> PickRecord | None:
+    def pick(self) -> events.PickRecord | None:
         """Returns the pick, None before there is one."""
         return self.picks[-1] if self.picks else None
 
     # -- trials --------------------------------------------------------------------------------------------------------
 
     @property
-    def ended(self) -> list[TrialRecord]:
+    def ended(self) -> list[events.TrialRecord]:
         """Returns each trial that ended, once, with its latest ending, in the order of the first endings."""
         return [end for trial in self._ended.values() if (end := trial.end) is not None]
 
     @property
-    def searched(self) -> list[TrialRecord]:
+    def searched(self) -> list[events.TrialRecord]:
         """Returns those that ended without the reference, which is trained beside the search."""
         return [end for end in self.ended if not self.trials[end.trial].is_beside]
 
@@ -340,7 +313,7 @@ class Run:
         return next((trial.named for trial in self.trials.values() if trial.named), "")
 
     @property
-    def reference(self) -> TrialRecord | None:
+    def reference(self) -> events.TrialRecord | None:
         """Returns the search's training of the reference, what is trained today; None unless it came to its end."""
         return next((end for end in self.ended if self.trials[end.trial].named and end.outcome == "ok"), None)
 
@@ -359,7 +332,7 @@ class _Clock:
         is_older = before is not None and (record.mono is None) == (before.mono is None)
         set_back = is_older and record.mono is not None and before is not None and clock < (before.mono or 0.0)
         # The line of a `resume` may have been damaged.
-        if not is_older or set_back or record.event == ResumeRecord.event:
+        if not is_older or set_back or record.event == events.ResumeRecord.event:
             self._base, self._origin = self._end, clock - (finite(record.get("startup_s")) or 0.0)
         at_s = self._base + max(0.0, clock - self._origin)
         self._end, self._before = max(self._end, at_s), record

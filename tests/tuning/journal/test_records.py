@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import zlib
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from tuning.config.errors import ConfigError, StoppedEarly
+from tuning.journal.events import Event, ProbeRecord
 from tuning.journal.records import (
     IN_ANOTHER_CONTAINER,
     Journal,
@@ -24,6 +26,11 @@ from tuning.journal.records import (
     read,
     writer_of,
 )
+
+
+@dataclass(frozen=True)
+class Step(Event, event="step"):
+    """An event of these tests."""
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def written(path: Path, count: int) -> bytes:
     """Fills a journal with `count` notes and returns its bytes."""
     with Journal.open(path, create=True) as journal:
         for n in range(count):
-            journal.append("step", text=f'note {n}: "quoted", naïve, {{"seq":1}}', number=n)
+            journal.append(Step, text=f'note {n}: "quoted", naïve, {{"seq":1}}', number=n)
     return path.read_bytes()
 
 
@@ -49,8 +56,8 @@ def test_a_record_is_what_a_reader_sees(path: Path) -> None:
 
     odd = {"tuple": (1, 2.5), "nested": {"nan": math.nan}, 8: None, "flag": True, "numpy": np.int64(3)}
     with Journal.open(path, create=True) as journal:
-        made = journal.append(
-            "probe",
+        journal.append(
+            ProbeRecord,
             name=None,
             config={},
             odd=odd,
@@ -59,8 +66,9 @@ def test_a_record_is_what_a_reader_sees(path: Path) -> None:
             np=np.float32("nan"),
             raw="\udc80\n\x00",
         )
+        [kept] = journal.records
     [seen], warnings = read(path)
-    assert seen == made
+    assert seen == kept
     assert not warnings
     assert (seen["rate"], seen["np"], seen["outcome"], seen["raw"]) == (None, None, "ok", "\udc80\n\x00")
     assert seen["odd"] == {"tuple": [1, 2.5], "nested": {"nan": None}, "8": None, "flag": True, "numpy": 3}
@@ -69,7 +77,7 @@ def test_a_record_is_what_a_reader_sees(path: Path) -> None:
 
 def test_what_json_cannot_hold_is_named_and_not_written(path: Path) -> None:
     with Journal.open(path, create=True) as journal, pytest.raises(TypeError, match=r"step\.config\.a\[1\] is a set"):
-        journal.append("step", config={"a": [0, {1}]})
+        journal.append(Step, config={"a": [0, {1}]})
     assert not path.read_bytes()
 
 
@@ -90,7 +98,7 @@ def test_torn_at_every_byte_of_the_last_record(path: Path) -> None:
             kept = 4 if cut == len(whole) - 1 else 3  # only the newline is missing: the record is whole
             assert numbers(journal.records) == list(range(kept))
             assert len(journal.warnings) == (1 if start < cut < len(whole) - 1 else 0)
-            journal.append("step", number=kept)
+            journal.append(Step, number=kept)
         again, warnings = read(path)
         assert numbers(again) == list(range(kept + 1))
         assert not warnings
@@ -131,13 +139,13 @@ def test_damage_in_the_middle_stays_in_the_file_and_is_skipped(path: Path) -> No
     with Journal.open(path) as journal:
         assert journal.warnings == ["line 2 is damaged and was left out"]
         assert numbers(journal.records) == [0, 2]
-        assert journal.append("step", number=3).seq == 3
+        assert journal.append(Step, number=3).seq == 3
     assert path.read_bytes().startswith(broken)
 
 
 def test_reading_beside_a_live_writer_changes_nothing(path: Path) -> None:
     with Journal.open(path, create=True) as journal:
-        journal.append("step", number=0)
+        journal.append(Step, number=0)
         with path.open("ab") as file:
             file.write(b'{"seq":1,"t"')
         before = path.read_bytes()
@@ -175,7 +183,7 @@ def test_a_second_driver_is_told_who_the_first_is_and_the_lock_of_a_killed_one_i
             Journal.open(path)
         holder.kill()
     with Journal.open(path) as journal:
-        journal.append("step", number=0)
+        journal.append(Step, number=0)
         assert writer_of(path) == os.getpid()
     Journal.open(path).close()
 
@@ -199,10 +207,10 @@ def test_a_full_disk_leaves_whole_records_and_says_what_to_do(path: Path, monkey
         with pytest.raises(
             StoppedEarly, match=rf"{path} cannot be written: No space left on device; [^\n]*\n  try: make room in"
         ):
-            journal.append("step", number=2)
+            journal.append(Step, number=2)
         assert path.read_bytes() == whole
         room[0] = 10_000
-        assert journal.append("step", number=2).seq == 2
+        assert journal.append(Step, number=2).seq == 2
     assert numbers(read(path)[0]) == [0, 1, 2]
 
 
@@ -213,7 +221,7 @@ def test_a_failed_sync_is_not_a_record(path: Path, monkeypatch: pytest.MonkeyPat
     with Journal.open(path, create=True) as journal:
         monkeypatch.setattr(os, "fsync", fsync)
         with pytest.raises(StoppedEarly, match="Input/output error"):
-            journal.append("step")
+            journal.append(Step)
         assert journal.records == []
     assert path.read_bytes() == b""
 
@@ -231,7 +239,7 @@ def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None
     path = tmp_path / "one" / "trials.jsonl"
     path.parent.mkdir()
     with Journal.open(path, create=True) as journal:
-        journal.append("step", number=0)
+        journal.append(Step, number=0)
         if gone == "moved":
             path.parent.rename(tmp_path / "elsewhere")
         else:
@@ -239,7 +247,7 @@ def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None
         if gone == "replaced":
             path.write_text("another's\n")
         with pytest.raises(StoppedEarly, match=r"was deleted or moved [^\n]*\n  try: put it back") as caught:
-            journal.append("step", number=1)
+            journal.append(Step, number=1)
         assert caught.value.exit_code == 4
         assert numbers(journal.records) == [0]
 
@@ -269,6 +277,8 @@ def test_a_run_of_somebody_else_is_said_to_be_that(path: Path, monkeypatch: pyte
 
 def test_seconds_since_the_opening_do_not_follow_the_clock(path: Path) -> None:
     with Journal.open(path, create=True) as journal:
-        monos = [journal.append("step").mono for _ in range(3)]
+        for _ in range(3):
+            journal.append(Step)
+        monos = [record.mono for record in journal.records]
     assert all(mono is not None and 0 <= mono < 60 for mono in monos)
     assert monos == [r.mono for r in read(path)[0]]

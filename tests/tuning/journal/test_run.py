@@ -11,14 +11,14 @@ import pytest
 from tests.tuning import answered, hostile
 from tuning.journal.events import EVENTS, Event, read_event
 from tuning.journal.records import Record, read
-from tuning.journal.run import QUEUED, RUNNING, Run
+from tuning.journal.run import QUEUED, RUNNING, History
 
 SAMPLE = read(Path(__file__).parents[2] / "data" / "sample_run" / "trials.jsonl")[0]
 JUNK: list[Any] = [None, "nonsense", [], {"accuracy": "high"}, float("nan"), True, [[None]]]
 
 
-def made(*events: tuple[str, dict[str, Any]]) -> Run:
-    return Run(Record(n, "", event, fields) for n, (event, fields) in enumerate(events))
+def made(*events: tuple[str, dict[str, Any]]) -> History:
+    return History(Record(n, "", event, fields) for n, (event, fields) in enumerate(events))
 
 
 def start(trial: str, size: int = 8, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -29,7 +29,7 @@ def ended(trial: str, outcome: str, **fields: Any) -> tuple[str, dict[str, Any]]
     return "trial", {"trial": trial, "config": {"batch_size": 8}, "outcome": outcome, **fields}
 
 
-def contents(run: Run) -> dict[str, Any]:
+def contents(run: History) -> dict[str, Any]:
     """Returns all that a run knows, in plain values that can be compared."""
     kept = {name: value for name, value in vars(run).items() if not name.startswith("_")}
     return {**kept, "unfinished": run.unfinished, "ended": run.ended, "since": run.since(), "reference": run.reference}
@@ -37,10 +37,10 @@ def contents(run: Run) -> dict[str, Any]:
 
 @pytest.mark.parametrize("records", [SAMPLE, answered.run(SAMPLE)], ids=["earlier", "today"])
 def test_a_run_that_is_cut_anywhere_is_the_one_that_was_followed_so_far(records: list[Record]) -> None:
-    followed, whole = Run(), Run(records)
+    followed, whole = History(), History(records)
     for number, record in enumerate(records):
         followed.add(record)
-        assert contents(followed) == contents(Run(records[: number + 1]))
+        assert contents(followed) == contents(History(records[: number + 1]))
         assert contents(followed) == contents(whole.before(record.seq + 1))
     assert contents(followed) == contents(whole)
     assert (whole.is_finished, len(whole.ended), whole.unfinished) == (True, 11, [])
@@ -60,7 +60,7 @@ def test_an_event_of_another_version_has_its_place_and_nothing_else() -> None:
 
 
 def test_strangers_text_changes_no_count() -> None:
-    run, odd = Run(SAMPLE), Run(hostile.run(SAMPLE))
+    run, odd = History(SAMPLE), History(hostile.run(SAMPLE))
     assert [t.outcome for t in run.ended] == [t.outcome for t in odd.ended]
 
 
@@ -74,7 +74,7 @@ def test_a_trial_counts_once_with_its_latest_ending() -> None:
 
 
 def test_states_of_a_trial() -> None:
-    run = Run()
+    run = History()
     more = "resume", {"search": {"max_time": 480.0}}
     states = []
     for n, (event, fields) in enumerate([start("t0"), ended("t0", "cut"), ("resume", {}), more, start("t0"), more]):
