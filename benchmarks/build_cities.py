@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.build_samples import checked
-from trainables.data.tsp_maps import CITIES_FILE
+from trainables.data.tours import CITIES_FILE
 
 CITIES_SHA256 = "ea004b67a5db5d8d8ebe12880fae16cd8e8547ad89190baa2eaac5de43b6ef23"
 NUMBERS_SHA256 = "c8c0dedc331284799f7cdb6a4d5e54bcead0f873681bb53d331b3a5e1a32a5bc"

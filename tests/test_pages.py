@@ -10,13 +10,18 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
+from tests.trainables.data.test_faces import box_of_points, write_mat
 from trainables import workload_files
-from trainables.workload import OwnWorkload, Workload
+from trainables.data import bars, npy_sequences
+from trainables.workload import Config, OwnWorkload, Workload
 from tuning import __main__ as tuning
 from tuning import run as study
 from tuning.config.errors import TuningError
@@ -187,11 +192,104 @@ def test_each_example_of_the_contract_keeps_it(number: int, folder: Path) -> Non
     assert said_of(folder / "mine.py") == ""
 
 
-def said_of(path: Path) -> str:
+def example(heading: str) -> str:
+    """Returns the code of the page of data behind a heading."""
+    section = (DOCS / "data.md").read_text(encoding="utf-8").split(f"### {heading}\n")[1]
+    return re.split(r"^```\w*\n", section, flags=re.M)[1].split("```")[0]
+
+
+@pytest.mark.parametrize("heading", ["Parquet", "Klines of Binance", "HistData"])
+def test_the_page_of_data_writes_bars_that_are_read(heading: str, folder: Path) -> None:
+    times = pd.date_range("2024-01-30", periods=72, freq="h", tz="UTC")
+    wanted = pd.DataFrame({name: np.arange(1.0, 73.0) for name in ("open", "high", "low", "close")}, index=times)
+    wanted["volume"] = 7.0
+    if heading == "Parquet":
+        wanted.rename(columns=str.title).to_parquet(folder / "EURUSD.parquet")
+    elif heading == "HistData":
+        eastern = wanted.set_index((times - pd.Timedelta("5h")).strftime("%Y%m%d %H%M%S"))
+        eastern.to_csv(folder / "DAT_ASCII_EURUSD_M1_2024.csv", sep=";", header=False)
+    else:
+        klines = wanted.set_index(times.tz_localize(None).as_unit("ms").astype("int64")).assign(closed=1, trades=2)
+        for month, part in (("01", klines[:48]), ("02", klines[48:])):
+            part.to_csv(folder / f"BTCUSDT-1h-2024-{month}.zip", header=False)
+    exec(example(heading), {})  # noqa: S102
+    symbol = "BTCUSDT" if heading == "Klines of Binance" else "EURUSD"
+    found = bars.read(folder / f"{symbol}.csv")[symbol]
+    assert list(found.index) == list(times)
+    assert found.to_numpy().tolist() == wanted.to_numpy().tolist()
+
+
+def test_the_page_of_data_writes_sequences_of_an_archive(folder: Path) -> None:
+    head = "#comment\n@problemName JapaneseVowels\n@univariate false\n@classLabel true 1 2\n@data\n"
+    (folder / "JapaneseVowels_TRAIN.ts").write_text(f"{head}1,2,3:4,5,6:1\n7,8:9,10:2\n", encoding="utf-8")
+    (folder / "JapaneseVowels_TEST.ts").write_text(f"{head}0.5:1.5:2\n", encoding="utf-8")
+    exec(example("UCR and UEA archives"), {})  # noqa: S102
+    train, test = npy_sequences.read_splits(folder / "vowels", None, 0)
+    assert [(one.label, npy_sequences.load(one).tolist()) for one in train + test] == [
+        ("1", [[1, 4], [2, 5], [3, 6]]),
+        ("2", [[7, 9], [8, 10]]),
+        ("2", [[0.5, 1.5]]),
+    ]
+
+
+def test_the_page_of_data_writes_sequences_of_hdf5(folder: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(folder / "recordings.h5", "w") as file:
+        for number, (split, label) in enumerate((("train", "a"), ("train", "b"), ("val", "a"))):
+            file[f"{split}/{label}/{number}"] = np.full((number + 1, 2), number)
+    exec(example("HDF5"), {})  # noqa: S102
+    train, val = npy_sequences.read_splits(folder / "recordings", None, 0)
+    assert [(one.label, npy_sequences.load(one).tolist()) for one in train + val] == [
+        ("a", [[0, 0]]),
+        ("b", [[1, 1]] * 2),
+        ("a", [[2, 2]] * 3),
+    ]
+
+
+@pytest.mark.workload
+def test_the_page_of_data_reads_a_problem_of_tsplib(folder: Path) -> None:
+    points = np.random.default_rng(0).permutation(900)[:60].reshape(30, 2)
+    rows = "".join(f"{number} {x}.0 {y}.0\n" for number, (x, y) in enumerate(points, 1))
+    head = "NAME: berlin52\nTYPE: TSP\nDIMENSION: 30\nEDGE_WEIGHT_TYPE: EUC_2D\n"
+    (folder / "berlin52.tsp").write_text(f"{head}NODE_COORD_SECTION\n{rows}EOF\n", encoding="utf-8")
+    (folder / "my_tours.py").write_text(example("TSPLIB"), encoding="utf-8")
+    workload: Any = workload_files.load("my_tours.py")
+    options = {**workload.options, "train_samples": 64, "val_samples": 16}
+    assert said_of(folder / "my_tours.py", options) == ""
+    seen: list[set[tuple[float, ...]]] = []
+    for split, count in (("train", 64), ("val", 16)):
+        found = workload.dataset(Config(options=options), split)._instances
+        assert [len(one.order) for one in found] == [15] * count
+        x, y = (found[0].points[:, None] - found[0].points[None]).transpose(2, 0, 1)
+        assert np.array_equal(found[0].distances, np.rint(np.hypot(x, y)))
+        seen.append({tuple(point) for one in found for point in one.points})
+    assert not seen[0] & seen[1]
+    assert seen[0] | seen[1] == {tuple(point) for point in points}
+
+
+@pytest.mark.workload
+def test_the_page_of_data_validates_on_aflw2000(folder: Path) -> None:
+    for number, yaw in enumerate((10, 20, 30, 120)):  # the last is turned beyond the limit
+        write_mat(folder / "300W_LP" / "LFPW" / f"LFPW_image_train_{number:04d}_0", (yaw, 0, 0))
+        solid = np.vstack([box_of_points(100, 120, 300, 320), np.zeros((1, 68))])
+        hidden = np.full((2, 21), -1.0)
+        write_mat(folder / "AFLW2000" / f"image{number:05d}", (-yaw, 5, 0), pt2d=hidden, pt3d_68=solid)
+    (folder / "mine.py").write_text(example("AFLW2000-3D"), encoding="utf-8")
+    workload: Any = workload_files.load("mine.py")
+    assert said_of(folder / "mine.py", workload.options) == ""
+    found = workload.faces(Config(options=workload.options))
+    assert len(found["train"]) == 2
+    assert [one.image.name for one in found["val"]] == ["image00000.jpg", "image00001.jpg", "image00002.jpg"]
+    assert found["val"][1].angles_deg == pytest.approx((-20, 5, 0), abs=1e-4)
+    assert {one.box for one in found["val"]} == {(9, -20, 391, 362)}
+    assert len(workload.dataset(Config(options=workload.options), "val")) == 3
+
+
+def said_of(path: Path, options: dict[str, Any] = SMALL) -> str:
     """Returns what a person is told of a file: the error and its special remedy, "" where it is right."""
     try:
         config = setup.checked(load([f"workload={path.name}"], own_table))[1]
-        session = Session(WorkerConfig(path.name, options=SMALL))
+        session = Session(WorkerConfig(path.name, options=options))
         session.warm({})
         session.describe({})
         session.sanity_check({**KNOBS, **{n: v for n, v in config.space.fixed.items() if n not in KNOBS}})

@@ -6,7 +6,7 @@ checkpoints and OOM are the loop's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
@@ -166,16 +166,14 @@ def table_of(workload: Workload | OwnLoop) -> KnobTable:
         raise WorkloadError(str(error)) from None
 
 
-def options_of(
-    config: Config, defaults: Mapping[str, Any], domains: Mapping[str, Domain], nullable: Collection[str] = ()
-) -> dict[str, Any]:
-    """Returns a workload's options, those not given at their defaults; None only where it is that or `nullable`.
+def options_of(config: Config, defaults: Mapping[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
+    """Returns a workload's options, those not given at their defaults; None only where that is the default.
 
     Raises WorkloadError for a value outside of its domain.
     """
     options = {**defaults, **config.options}
     for name, domain in domains.items():
-        if options[name] is None and (defaults[name] is None or name in nullable):
+        if options[name] is None and defaults[name] is None:
             continue
         try:
             options[name] = domain.check(options[name])

@@ -46,9 +46,10 @@ def save(path: Path, model: Any) -> Path:
     """Returns the folder, now with the model in bf16, a tokenizer and pairs: "b" follows where the premise holds it."""
     model.to(torch.bfloat16).save_pretrained(path)
     tokenizer().save_pretrained(path)
-    rows = [f"a {word} c\tb\t{'entails' if word == 'b' else 'neutral'}\n" for word in ("b", "d") for _ in range(8)]
-    (path / "train.tsv").write_text("".join(f"{'e ' * i}{row}" for i, row in enumerate(rows)))
-    (path / "dev.tsv").write_text("".join(rows))
+    rows = [f"a {word} c\tb\t{'entailment' if word == 'b' else 'neutral'}\n" for word in ("b", "d") for _ in range(8)]
+    header = "premise\thypothesis\tlabel\n"
+    (path / "train.tsv").write_text(header + "".join(f"{'e ' * i}{row}" for i, row in enumerate(rows)))
+    (path / "dev.tsv").write_text(header + "".join(rows))
     return path
 
 

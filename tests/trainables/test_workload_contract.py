@@ -31,7 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "pointer": {"nodes": 5, "train_samples": 64, "val_samples": 16, "layers": 1},
     "headpose": {"heads": 40, "image_size": 32},
     "temporal": {"val_frac": 0.005},
-    "signals": {"data": "japanese_vowels", "max_train_samples": 32, "max_val_samples": 16},
+    "signals": {"max_train_samples": 32, "max_val_samples": 16},
 }
 """Our own workloads are tested on a small part of their data; a user's on what its options say."""
 

@@ -1,57 +1,81 @@
-"""Market bars of the public layouts (bar_files.py) in one form, checked: sorted, unique, open to close consistent.
+"""Market bars of .csv files, checked: sorted, unique, open to close consistent.
 
-A bar is stamped with the time at which it *opened*, in UTC. What is known of it is known only when it has closed.
+    time,open,high,low,close,volume
+    2024-01-02 00:00:00,1.05236,1.05253,1.05221,1.05227,1435
+
+The header names the columns, in any order and case: `time` (or date, datetime, timestamp), four prices, and where there
+are any `volume`, `adj close` and `ticker` (or symbol). A time is ISO 8601, or dd.mm.yyyy HH:MM:SS.fff as Dukascopy
+writes it; without an offset it is taken as UTC. A file may be gzipped.
+
+A bar is stamped with the time at which it *opened*. What is known of it is known only when it has closed.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trainables.data.bar_files import BAR_SUFFIXES, PRICES, Table, read_table
-from trainables.data.errors import DataError
+from trainables.data.errors import OTHER_LAYOUTS, DataError, wrong
 from trainables.data.timeframes import Bars
 
+BAR_SUFFIXES = (".csv", ".csv.gz")
+PRICES = ("open", "high", "low", "close")
 BAR_COLUMNS = (*PRICES, "volume")
 PRICE_ROUNDING_FRAC = 1e-4
 """A high below the close (or the like) by up to this share of the price is put right, being rounding; more is refused.
 Adjusted prices are rounded column by column."""
 
-_EST = pd.Timedelta(hours=5)  # HistData: "Eastern Standard Time without day light savings adjustments"
-_TIMES = (  # pattern of the first value, format, what makes it UTC
-    (r"\d\d\.\d\d\.\d{4} \d\d:\d\d:\d\d\.\d+", "%d.%m.%Y %H:%M:%S.%f", None),
-    (r"\d\d\.\d\d\.\d{4} \d\d:\d\d:\d\d", "%d.%m.%Y %H:%M:%S", None),
-    (r"\d{4}\.\d\d\.\d\d \d\d:\d\d:\d\d", "%Y.%m.%d %H:%M:%S", None),
-    (r"\d{4}\.\d\d\.\d\d \d\d:\d\d", "%Y.%m.%d %H:%M", None),
-    (r"\d{4}\.\d\d\.\d\d", "%Y.%m.%d", None),
-    (r"\d{8} \d{6}", "%Y%m%d %H%M%S", _EST),
-    (r"\d{4}-\d\d-\d\d.*", "ISO8601", None),
+_NAMES = {  # canonical name -> how headers call it, the first found counts
+    "time": ("time", "date", "datetime", "timestamp", "gmt time"),
+    **{name: (name,) for name in BAR_COLUMNS},
+    "adjusted": ("adj close",),
+    "symbol": ("ticker", "symbol"),
+}
+_TIMES = (  # pattern of the first value, format
+    (r"\d{4}-\d\d-\d\d.*", "ISO8601"),
+    (r"\d\d\.\d\d\.\d{4} \d\d:\d\d:\d\d\.\d+", "%d.%m.%Y %H:%M:%S.%f"),
 )
-_LAYOUTS = "dd.mm.yyyy HH:MM:SS, yyyy.mm.dd HH:MM, yyyymmdd HHMMSS, ISO 8601, or seconds to nanoseconds since 1970"
-_PERIOD = re.compile(r"[-_]\d{4}([-_]?\d\d){0,2}$")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file's cells as text by their canonical names, not yet checked; the row labelled `i` stands in line `i + 1`."""
+
+    path: Path
+    columns: pd.DataFrame
+
+    def wrong(self, label: int, field: str, found: str, allowed: str, remedy: str = "") -> NoReturn:
+        """Raises DataError for the row labelled so."""
+        raise wrong(self.path, found, allowed, line=label + 1, field=field, remedy=remedy)
 
 
 def read(path: Path) -> dict[str, pd.DataFrame]:
     """Returns the bars of each symbol: open, high, low, close and volume, float64, by the UTC time they opened.
 
-    A file is one symbol, named as the file, or has a column that names them. The files of a folder that differ only in
-    the month or year that ends their names are one symbol. Where a file has adjusted closes, all four prices are
-    multiplied by their ratio to the closes: a split is then no loss. Without a volume it is 0. Raises DataError with
-    file, line (or row) and field.
+    A file is one symbol, named as the file, or has a column that names them; a folder may hold several files. Where a
+    file has adjusted closes, all four prices are multiplied by their ratio to the closes: a split is then no loss.
+    Without a volume it is 0. Raises DataError with file, line and field.
     """
     files = sorted(f for f in path.iterdir() if _is_bars(f)) if path.is_dir() else [path]
     if not files:
-        raise DataError(f"{path}: found no file of market bars; allowed: files ending in {', '.join(BAR_SUFFIXES)}")
-    parts: dict[str, list[pd.DataFrame]] = {}
+        raise wrong(
+            path, "no file of market bars", f"files ending in {' or '.join(BAR_SUFFIXES)}", remedy=OTHER_LAYOUTS
+        )
+    found: dict[str, pd.DataFrame] = {}
     for file in files:
-        for symbol, bars in _checked(read_table(file)).items():
-            parts.setdefault(symbol, []).append(bars)
-    return {symbol: _joined(path, symbol, found) for symbol, found in sorted(parts.items())}
+        for symbol, bars in _checked(_table(file)).items():
+            if symbol in found:
+                raise wrong(file, f"bars of {symbol}, as in another file", "one file with all bars of a symbol")
+            found[symbol] = bars
+    return dict(sorted(found.items()))
 
 
 def read_closed(path: Path) -> tuple[dict[str, Bars], int]:
@@ -90,6 +114,34 @@ def _is_bars(file: Path) -> bool:
     return file.is_file() and file.name.endswith(BAR_SUFFIXES) and not file.name.startswith(".")
 
 
+def _table(path: Path) -> Table:
+    """Returns the file's cells; raises DataError for a file that cannot be read, or lacks a column."""
+    if not path.is_file():
+        raise wrong(path, "no such file", "a file or a folder of market bars")
+    if not path.name.endswith(BAR_SUFFIXES):
+        raise wrong(path, f"suffix {path.suffix!r}", " or ".join(BAR_SUFFIXES), remedy=OTHER_LAYOUTS)
+    try:
+        # Blank lines are left out below: here they count, so that a row's label tells its line.
+        cells = pd.read_csv(
+            path, header=None, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig"
+        ).fillna("")
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # pandas' own errors are ValueErrors
+        raise wrong(path, " ".join(str(error).split()), "a table of text that can be read to its end") from None
+    header = [name.strip().lower() for name in cells.iloc[0]]
+    named = {}
+    for name, words in _NAMES.items():
+        column = next((header.index(word) for word in words if word in header), None)
+        if column is not None:
+            named[name] = cells[column]
+        elif name == "time" or name in PRICES:
+            found, allowed = f"columns {', '.join(header):.100}", f"a header with {' or '.join(words)}"
+            raise wrong(path, found, allowed, line=1, remedy=OTHER_LAYOUTS)
+    columns = pd.DataFrame(named)[(cells != "").any(axis=1)][1:]
+    if columns.empty:
+        raise wrong(path, "no bar", "at least one")
+    return Table(path, columns)
+
+
 def _checked(table: Table) -> dict[str, pd.DataFrame]:
     """Returns the table's bars by symbol, each symbol's sorted and unique."""
     columns = table.columns
@@ -101,32 +153,17 @@ def _checked(table: Table) -> dict[str, pd.DataFrame]:
         factor = values.pop("adjusted") / values["close"]
         values |= {name: values[name] * factor for name in PRICES}
     bars = pd.DataFrame({"time": times, **{name: values[name] for name in BAR_COLUMNS}})
-    symbols = columns["symbol"].astype(str) if "symbol" in columns else _symbol(table.path)
-    bars["symbol"] = symbols
+    stem = table.path.name.removesuffix(".gz").removesuffix(".csv")
+    bars["symbol"] = columns["symbol"].astype(str) if "symbol" in columns else stem
     bars = bars.sort_values(["symbol", "time"], kind="stable").drop_duplicates()
     again = bars.duplicated(["symbol", "time"])
     if again.any():
         label = bars.index[again][0]
         table.wrong(label, "time", f"a second, different bar of {times[label]}", "one bar at a time")
-    return {str(s): b.drop(columns="symbol").set_index("time") for s, b in bars.groupby("symbol")}
-
-
-def _symbol(path: Path) -> str:
-    """Returns the file's name without suffixes and without the month or year that ends it."""
-    name = path.name
-    while (stem := Path(name).stem) != name and name.endswith(BAR_SUFFIXES):
-        name = stem
-    return _PERIOD.sub("", name)
-
-
-def _joined(path: Path, symbol: str, parts: list[pd.DataFrame]) -> pd.DataFrame:
-    bars = pd.concat(parts) if len(parts) > 1 else parts[0]
-    bars = bars.reset_index().drop_duplicates().set_index("time").sort_index()
-    again = bars.index.duplicated()
-    if again.any():
-        found = f"different bars of {bars.index[again][0]} in two files"
-        raise DataError(f"{path}: {symbol}: time: found {found}; allowed: one bar at a time")
-    return bars.rename_axis("open_time")
+    return {
+        str(symbol): part.drop(columns="symbol").set_index("time").rename_axis("open_time")
+        for symbol, part in bars.groupby("symbol")
+    }
 
 
 def _numbers(table: Table, name: str) -> pd.Series[float]:
@@ -137,7 +174,7 @@ def _numbers(table: Table, name: str) -> pd.Series[float]:
     bad = ~np.isfinite(numbers) | ((numbers <= 0.0) if positive else (numbers < 0.0))
     if bad.any():
         label = numbers.index[bad][0]
-        table.wrong_value(label, name, "a number > 0" if positive else "a number >= 0")
+        table.wrong(label, name, f"{column[label]!r:.60}", "a number > 0" if positive else "a number >= 0")
     return numbers
 
 
@@ -158,31 +195,14 @@ def _check_prices(table: Table, values: Mapping[str, pd.Series[float]]) -> None:
 
 def _times(table: Table) -> pd.Series[pd.Timestamp]:
     """Returns when each bar opened, in UTC, to the microsecond; the layout is told by the first value."""
-    column = table.columns["time"]
-    first = column.index[0]
-    if isinstance(column.dtype, pd.DatetimeTZDtype) or pd.api.types.is_datetime64_dtype(column):
-        times = pd.to_datetime(column, utc=True)
-    elif pd.api.types.is_numeric_dtype(column) or re.fullmatch(r"\d{9,19}(\.\d*)?", str(column[first]).strip()):
-        times = pd.to_datetime(_epoch_us(column), unit="us", utc=True, errors="coerce")
-    else:
-        text = column.astype(str).str.strip()
-        layout = next((t for t in _TIMES if re.fullmatch(t[0], text[first])), None)
-        if layout is None:
-            table.wrong_value(first, "time", _LAYOUTS)
-        times = pd.to_datetime(text, format=layout[1], utc=True, errors="coerce")
-        times = times if layout[2] is None else times + layout[2]
+    text = table.columns["time"].str.strip()
+    first = text.index[0]
+    layout = next((layout for pattern, layout in _TIMES if re.fullmatch(pattern, str(text[first]))), None)
+    if layout is None:
+        allowed = "ISO 8601, or dd.mm.yyyy HH:MM:SS.fff"
+        table.wrong(first, "time", f"{text[first]!r:.60}", allowed, remedy=OTHER_LAYOUTS)
+    times = pd.to_datetime(text, format=layout, utc=True, errors="coerce")
     if times.isna().any():
         label = times.index[times.isna()][0]
-        table.wrong_value(label, "time", f"a time written as the first one, {column[first]!r:.40}")
+        table.wrong(label, "time", f"{text[label]!r:.60}", f"a time written as the first one, {text[first]!r:.40}")
     return times.dt.as_unit("us")
-
-
-def _epoch_us(column: pd.Series[str]) -> pd.Series[float]:
-    """Returns times since 1970 in microseconds, of seconds, milliseconds, microseconds or nanoseconds.
-
-    The size tells which, without doubt from 1973 to 5138, and value by value: Binance's spot files went from
-    milliseconds to microseconds with the year 2025.
-    """
-    numbers = pd.to_numeric(column, errors="coerce")
-    scale = np.select([numbers < 1e11, numbers < 1e14, numbers < 1e17], [1e6, 1e3, 1.0], 1e-3)
-    return (numbers * scale).round().where(numbers > 0)

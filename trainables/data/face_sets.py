@@ -9,25 +9,25 @@ from pathlib import Path
 
 from trainables.data import faces_300w_lp, faces_biwi
 from trainables.data.cache import kept
-from trainables.data.errors import DataError
+from trainables.data.errors import OTHER_LAYOUTS, DataError, wrong
 from trainables.data.faces import Face
 
 NOT_FACES = ("landmarks", "Code")
 """Folders of 300W-LP with .mat files of another kind."""
 INDEXED_FILES = 1000
 """Sets of fewer files are read in a second or two."""
-INDEX = 3
+INDEX = 4
 """Of what a face is made of; another number makes every kept index anew."""
 
 
 def read(folder: Path) -> list[Face]:
-    """Returns the faces of a folder in the layout of 300W-LP, AFLW2000-3D or BIWI, in the order of their paths.
+    """Returns the faces of a folder in the layout of 300W-LP or BIWI, in the order of their paths.
 
-    The layout is told by the files: BIWI has frame_*_pose.txt, the other two have .mat. Raises DataError.
+    The layout is told by the files: 300W-LP has .mat, BIWI frame_*_pose.txt. Raises DataError.
     """
     mats, poses = [], []
     if not folder.is_dir():
-        raise DataError(f"{folder}: found no such folder; allowed: one of 300W-LP, AFLW2000-3D or BIWI")
+        raise wrong(folder, "no such folder", "one of 300W-LP or BIWI")
     for where, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in NOT_FACES)
         paths = [Path(where, name) for name in sorted(files) if not name.startswith(".")]
@@ -39,7 +39,8 @@ def read(folder: Path) -> list[Face]:
         )
     faces = _indexed("biwi", poses, faces_biwi.read) if poses else _indexed("mat", mats, faces_300w_lp.read)
     if not faces:
-        raise DataError(f"{folder}: found no face with a pose; allowed: NAME.mat (300W-LP) or frame_*_pose.txt (BIWI)")
+        allowed = "NAME.mat (300W-LP) or frame_*_pose.txt (BIWI)"
+        raise wrong(folder, "no face with a pose", allowed, remedy=OTHER_LAYOUTS)
     return faces
 
 

@@ -1,10 +1,9 @@
-"""300W-LP (Zhu et al., arXiv 1511.07212) and AFLW2000-3D, of the same authors, as published.
+"""300W-LP (Zhu et al., arXiv 1511.07212) as published.
 
     300W_LP/AFW/AFW_134212_1_0.jpg  and  .mat beside it, which holds
         Pose_Para (1, 7)   pitch, yaw, roll in radians, then translation and scale
         pt2d (2, 68)       landmarks in pixels, x over y
     300W_LP/AFW_Flip/...   the same mirrored, with poses and landmarks to match; likewise HELEN, IBUG, LFPW
-    AFLW2000/image00002.jpg and .mat   whose landmarks are pt3d_68 (3, 68); its pt2d are 21 others, hidden ones at -1
 
 The last number of a name in 300W-LP counts the turned views made of one face. In AFW, HELEN and IBUG the number before
 it counts the faces of one photograph; LFPW has one face of each.
@@ -19,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import scipy.io
+from numpy.typing import NDArray
 
-from trainables.data.errors import DataError
+from trainables.data.errors import OTHER_LAYOUTS, DataError, wrong
 from trainables.data.faces import Face, square
 
 CROP_K = 0.35
 """HopeNet's margin (Ruiz et al., arXiv 1710.00925): 0.6 k of the width beside the landmarks, 2 k of the height above
 them and 0.6 k below. Here both sides get the same, so that a mirrored face has the mirrored box."""
-_IMAGES = (".jpg", ".png")
 _FACE_AND_VIEW = re.compile(r"(?<=\d)_\d+_\d+$|_\d+$")
 """Of face and view, or of the view alone: a number before both is the photograph's."""
 
@@ -36,42 +35,40 @@ def read(mats: Iterable[Path]) -> list[Face]:
     return [face for face in map(_face, mats) if face.within_limit]
 
 
-def _face(path: Path) -> Face:
-    found = _load(path)
-    pose = _numbers(path, found, "Pose_Para", (1, 7))[0]
-    solid = "pt3d_68" in found
-    points = _numbers(path, found, "pt3d_68", (3, 68)) if solid else _numbers(path, found, "pt2d", (2, 68))
-    image = next((file for suffix in _IMAGES if (file := path.with_suffix(suffix)).exists()), None)
-    if image is None:
-        raise DataError(f"{path}: found no image beside it; allowed: one named {path.stem} with {' or '.join(_IMAGES)}")
-    (left, top), (right, bottom) = points[:2].min(axis=1).tolist(), points[:2].max(axis=1).tolist()
+def box_of(source: Path, landmarks: NDArray[np.float64]) -> tuple[int, int, int, int]:
+    """Returns the square box around landmarks (2, count), in pixels; raises DataError where it is none of an image."""
+    (left, top), (right, bottom) = landmarks.min(axis=1).tolist(), landmarks.max(axis=1).tolist()
     width, height = right - left, bottom - top
     top, bottom = top - 2.0 * CROP_K * height, bottom + 0.6 * CROP_K * height
     # A square holds all of it: without it a face seen from the side would be stretched, and look turned to the front.
     side = max(width * (1.0 + 1.2 * CROP_K), bottom - top)
-    box = square(path, "pt3d_68" if solid else "pt2d", ((left + right) / 2, (top + bottom) / 2), side)
-    pitch, yaw, roll = np.degrees(pose[:3]).tolist()
-    photograph = path.stem if solid else _FACE_AND_VIEW.sub("", path.stem)
-    group = f"{path.parent.name.removesuffix('_Flip')}/{photograph}"
+    return square(source, "landmarks", ((left + right) / 2, (top + bottom) / 2), side)
+
+
+def _face(path: Path) -> Face:
+    found = _load(path)
+    pitch, yaw, roll = np.degrees(_numbers(path, found, "Pose_Para", (1, 7))[0, :3]).tolist()
+    box = box_of(path, _numbers(path, found, "pt2d", (2, 68)))
+    image = path.with_suffix(".jpg")
+    if not image.exists():
+        raise wrong(path, "no image beside it", f"one named {image.name}")
+    group = f"{path.parent.name.removesuffix('_Flip')}/{_FACE_AND_VIEW.sub('', path.stem)}"
     return Face(image, box, (yaw, pitch, roll), group)
 
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return dict(scipy.io.loadmat(path, variable_names=["Pose_Para", "pt2d", "pt3d_68"]))
+        return dict(scipy.io.loadmat(path, variable_names=["Pose_Para", "pt2d"]))
     except Exception as error:  # in a torn file scipy meets, and raises, about anything
         why = f"{type(error).__name__}: {error}"
         raise DataError(f"{path}: found {why}; allowed: a MATLAB file of version 4 to 7.2 (save with -v7)") from None
 
 
-def _numbers(path: Path, found: dict[str, Any], field: str, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-    if field not in found:
-        names = ", ".join(name for name in found if not name.startswith("__")) or "none of its fields"
-        raise DataError(f"{path}: {field}: found {names}; allowed: a file with Pose_Para, and pt2d or pt3d_68")
-    value = found[field]
+def _numbers(path: Path, found: dict[str, Any], field: str, shape: tuple[int, int]) -> NDArray[np.float64]:
+    value = found.get(field)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or value.shape != shape:
-        what = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise DataError(f"{path}: {field}: found {what}; allowed: numbers of shape {shape}")
+        what = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else "no such field"
+        raise wrong(path, what, f"numbers of shape {shape}", field=field, remedy=OTHER_LAYOUTS)
     if not np.isfinite(value).all():
-        raise DataError(f"{path}: {field}: found a value that is not finite; allowed: finite numbers")
+        raise wrong(path, "a value that is not finite", "finite numbers", field=field)
     return value.astype(np.float64)

@@ -1,15 +1,12 @@
-"""Sentence pairs of the public entailment sets, as published, and what a guesser scores on them.
+"""Sentence pairs with labels, and what a guesser scores on them.
 
-| set                                 | file                              | read as                                    |
-|-------------------------------------|-----------------------------------|--------------------------------------------|
-| SNLI (Bowman, 1508.05326)           | snli_1.0_train.jsonl or .txt      | JSON lines, or tab-separated with a header |
-| MultiNLI (Williams, 1704.05426)     | multinli_1.0_train.jsonl or .txt  | the same                                   |
-| SciTail (Khot, AAAI 2018)           | snli_format/scitail_1.0_train.txt | JSON lines, in spite of its name           |
-|                                     | tsv_format/scitail_1.0_train.tsv  | premise, hypothesis, label; no header      |
-| GLUE RTE and MNLI (Wang, 1804.07461)| train.tsv                         | tab-separated with a header, no quoting    |
-| SuperGLUE RTE (Wang, 1905.00537)    | train.jsonl                       | JSON lines: premise, hypothesis, label     |
+    {"gold_label": "entailment", "sentence1": "A dog runs.", "sentence2": "An animal runs."}      .jsonl
+    sentence1 <tab> sentence2 <tab> gold_label                                                    .tsv, its first line
 
-Each may be gzipped. Labels are taken by name, for their numbers differ from one publisher to another.
+SNLI (Bowman, 1508.05326), MultiNLI (Williams, 1704.05426) and SuperGLUE (Wang, 1905.00537) publish JSON lines, GLUE
+(Wang, 1804.07461) tab-separated lines with a header and no quoting. Fields may also be called premise, hypothesis and
+label, and others are passed over. A file may be gzipped. Labels are taken by name, for their numbers differ from one
+publisher to another.
 """
 
 from __future__ import annotations
@@ -27,16 +24,15 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import NoReturn
 
-from trainables.data.errors import wrong
+from trainables.data.errors import OTHER_LAYOUTS, wrong
 
 ENTAILMENT_FILE = Path(__file__).parent / "samples" / "epistemic_snli_format.jsonl.gz"
 MAX_LINE_BYTES = 1_000_000
-PAIR_SUFFIXES = (".jsonl", ".tsv", ".txt")
-"""In order of preference where a folder holds the same split more than once, as SNLI's does."""
+PAIR_SUFFIXES = (".jsonl", ".tsv")
+"""In order of preference where a folder holds the same split more than once."""
 
 _LABELS = {
     "entailment": True,
-    "entails": True,
     "neutral": False,
     "contradiction": False,
     "not_entailment": False,
@@ -66,12 +62,13 @@ def read(path: Path) -> list[TextPair]:
     if not path.is_file():
         raise wrong(path, "no such file", "a file of sentence pairs")
     if not name.endswith(PAIR_SUFFIXES):
-        raise wrong(path, f"suffix {Path(name).suffix!r}", ", ".join(PAIR_SUFFIXES) + ", each also with .gz")
+        allowed = f"{' or '.join(PAIR_SUFFIXES)}, each also with .gz"
+        raise wrong(path, f"suffix {Path(name).suffix!r}", allowed, remedy=OTHER_LAYOUTS)
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
         raise wrong(path, "an empty file", "at least one pair of each class")
-    in_json = name.endswith(".jsonl") or (name.endswith(".txt") and first[1].startswith("{"))
+    in_json = name.endswith(".jsonl")
     pairs = list(_json_pairs(path, chain([first], lines)) if in_json else _tsv_pairs(path, first, lines))
     if len({pair.entails for pair in pairs}) < 2:
         found = f"{len(pairs)} labelled pairs, all of one class" if pairs else "no labelled pair"
@@ -169,7 +166,8 @@ def _file_of(folder: Path, *words: str) -> Path | None:
 
 def _no_train_file(folder: Path) -> NoReturn:
     names = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
-    raise wrong(folder, names, f"a file with 'train' in its name, ending in {', '.join(PAIR_SUFFIXES)} or .gz of these")
+    allowed = f"a file with 'train' in its name, ending in {', '.join(PAIR_SUFFIXES)} or .gz of these"
+    raise wrong(folder, names, allowed, remedy=OTHER_LAYOUTS)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -206,18 +204,15 @@ def _json_pairs(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TextPa
 def _tsv_pairs(path: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[TextPair]:
     """Yields the pairs of a tab-separated file; quotes are text like any other, GLUE's are not balanced."""
     header = first[1].split("\t")
-    if len(header) == 3 and header[2] in _LABELS:
-        header, lines = ["premise", "hypothesis", "label"], chain([first], lines)
     for fields in (_PREMISE_FIELDS, _HYPOTHESIS_FIELDS, _LABEL_FIELDS):
         if not set(fields) & set(header):
-            raise wrong(path, f"columns {', '.join(header):.200}", f"a column {' or '.join(fields)}", line=first[0])
-    # Single annotators' labels, which end a line of SNLI and are not read, may be fewer than the header has.
-    least = max(i for i, name in enumerate(header, 1) if not re.fullmatch(r"label\d", name))
+            found, allowed = f"columns {', '.join(header):.200}", f"a header with {' or '.join(fields)}"
+            raise wrong(path, found, allowed, line=first[0], remedy=OTHER_LAYOUTS)
     for number, text in lines:
         cells = text.split("\t")
-        if not least <= len(cells) <= len(header):
+        if len(cells) != len(header):
             raise wrong(path, f"{len(cells)} columns", f"{len(header)}, as the first line has", line=number)
-        yield from _pair(path, number, dict(zip(header, cells, strict=False)))
+        yield from _pair(path, number, dict(zip(header, cells, strict=True)))
 
 
 def _pair(path: Path, number: int, record: Mapping[str, object]) -> Iterator[TextPair]:

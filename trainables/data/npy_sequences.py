@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.errors import DataError
+from trainables.data.errors import OTHER_LAYOUTS, DataError, wrong
 
 SPLITS = ("train", "val", "test")
 STATISTICS_FILES = 4096
@@ -48,7 +48,7 @@ def read_splits(root: Path, val_frac: float | None, seed: int) -> tuple[list[Rec
     train, own = parts.get("train", []), parts.get("val") or parts.get("test") or []
     if not train:
         found = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) if root.is_dir() else "no such folder"
-        raise DataError(f"{root}: found {found or 'nothing'}; allowed: train/<label>/<id>.npy")
+        raise wrong(root, found or "nothing", "train/<label>/<id>.npy", remedy=OTHER_LAYOUTS)
     if val_frac is not None:
         train, own = _held_out(root, train, val_frac, seed)
     elif not own:

@@ -1,7 +1,7 @@
 """How is the head turned? A convolutional network that gives yaw, pitch and roll in degrees.
 
-Data: `workload.data=<folder>` of 300W-LP, AFLW2000-3D or BIWI, read by trainables/data/face_sets.py; without it, heads
-drawn from a CC0 mesh, written once into the layout of 300W-LP (trainables/data/rendered_heads.py).
+Data: `workload.data=<folder>` of 300W-LP or BIWI, read by trainables/data/face_sets.py; without it, heads drawn from a
+CC0 mesh, written once into the layout of 300W-LP (trainables/data/rendered_heads.py).
 Model and loss are HopeNet's (Ruiz et al., arXiv 1710.00925): each angle is a distribution over bins of 3 degrees, whose
 expectation is the answer, trained on cross-entropy and squared error together; with a network as small as the default
 data. Published on AFLW2000-3D after training on 300W-LP: HopeNet 6.2, 6DRepNet 4.0 degrees of mean absolute error.
@@ -140,7 +140,7 @@ class HeadPose:
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"mae": "min"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["headpose"].own
     options: ClassVar[Mapping[str, Any]] = {
-        "data": None,  # folder of 300W-LP, AFLW2000-3D or BIWI; None is drawn heads
+        "data": None,  # folder of 300W-LP or BIWI; None is drawn heads
         "val_data": None,  # folder of another set to validate on; None holds out a part of `data`
         "val_frac": 0.13,  # of the photographs, or of the persons
         "image_size": 64,  # pixels

@@ -1,7 +1,7 @@
 """Binary entailment: does the premise entail the hypothesis? Adapters on a pretrained encoder or decoder.
 
-Data: `workload.data=<file or folder>` of SNLI, MultiNLI, SciTail or RTE, read by trainables/data/nli_pairs.py; without
-it the epistemic_reasoning task of BIG-bench (Srivastava et al., arXiv 2206.04615). Both splits are balanced.
+Data: `workload.data=<file or folder>` of SNLI, MultiNLI or RTE, read by trainables/data/nli_pairs.py; without it the
+epistemic_reasoning task of BIG-bench (Srivastava et al., arXiv 2206.04615). Both splits are balanced.
 Model: the first layers of the packaged MiniLM (Wang et al., 2002.10957) as a bi-encoder, mean-pooled as Sentence-BERT
 is (Reimers and Gurevych, 1908.10084), on the features u, v, |u-v|, u*v of InferSent (Conneau et al., 1705.02364).
 `workload.model=<folder or hub id>` puts another of BERT's kind in its place, or a decoder such as Gemma 3 (2503.19786),

@@ -1,8 +1,7 @@
 """Travelling salesman by pointing: which node comes next? A pointer network taught by shortest tours.
 
 Data: small instances drawn from 45,065 cities of the world (GeoNames, CC BY 3.0) with exact tours by fast-tsp;
-`workload.data=uniform` draws points on a square instead, `workload.data=<path>` reads TSPLIB problems (.tsp, with tours
-in .opt.tour; trainables/data/tsp_sources.py).
+`workload.data=uniform` draws points on a square instead (trainables/data/tours.py). docs/data.md reads files of TSPLIB.
 Model: a pointer network (Vinyals et al., arXiv 1506.03134) whose encoder is a Transformer, as in Kool et al.
 (1803.08475); at each step it sees the nodes anew, by 8 features of which one is `is_visited`. Attention falls off with
 distance, at another rate in each head, as ALiBi's does with position (Press et al., 2108.12409).
@@ -25,8 +24,8 @@ from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
-    from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, scaled
-    from trainables.data.tsp_sources import read_splits
+    from trainables.data import tours
+    from trainables.data.tours import MOST_EXACT, Instance, Splits, scaled
 except ImportError as error:
     raise WorkloadError(f"workload pointer needs: pip install 'cardtune[pointer]' ({error})") from None
 
@@ -167,8 +166,8 @@ class PointerNet:
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"gap": "min"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["pointer"].own
     options: ClassVar[Mapping[str, Any]] = {
-        "data": None,  # None: cities; "uniform": squares; else a file or folder
-        "nodes": 15,  # of a drawn instance, 5 to 20; None: TSPLIB problems as they are
+        "data": None,  # None: cities; "uniform": squares
+        "nodes": 15,  # of an instance, 5 to 20
         "train_samples": 3000,
         "val_samples": 500,
         "layers": 2,
@@ -190,7 +189,7 @@ class PointerNet:
         key = tuple(options[name] for name in ("data", "nodes", "train_samples", "val_samples"))
         if key not in self._splits:
             sizes = options["train_samples"], options["val_samples"]
-            self._splits[key] = read_splits(options["data"], options["nodes"], sizes, SPLIT_SEED)
+            self._splits[key] = tours.splits(options["data"], options["nodes"], sizes, SPLIT_SEED)
         found = self._splits[key].train if split == "train" else self._splits[key].val
         return Instances(found)
 
@@ -274,7 +273,7 @@ def _nearest_first(features: Tensor, distances: Tensor) -> Tensor:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, PointerNet.options, PointerNet._domains, nullable=("nodes",))
+    return options_of(config, PointerNet.options, PointerNet._domains)
 
 
 WORKLOAD = PointerNet()

@@ -1,6 +1,6 @@
 """Classes of sequences of unequal length: convolutions, then a bidirectional LSTM, then a classifier.
 
-Data: a folder of .npy files (data/npy_sequences.py); without one, spoken digits (data/sequence_sets.py), written once
+Data: a folder of .npy files (data/npy_sequences.py); without one, spoken digits (data/spoken_digits.py), written once
 into such a folder. Channels are normalised by the mean and deviation of the training split.
 Model: two convolutions over time, and the states of an LSTM (Hochreiter and Schmidhuber 1997) after the last true step
 and, read backwards, after the first. Nothing of it depends on padding or on the other samples of a batch.
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import Dataset
 
 from trainables import draws
-from trainables.data import npy_sequences, sequence_sets
+from trainables.data import npy_sequences, spoken_digits
 from trainables.data.npy_sequences import Recording
 from trainables.knob_columns import Domain, Knob
 from trainables.our_knobs import OURS
@@ -221,7 +222,7 @@ class Signals:
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["signals"].own
     options: ClassVar[Mapping[str, Any]] = {
-        "data": None,  # folder of .npy files, digits or japanese_vowels; None is digits
+        "data": None,  # folder of .npy files; None is spoken digits
         "val_frac": None,  # share of the training files to validate on; None is the folder's own val or test split
         "max_train_samples": None,
         "max_val_samples": None,
@@ -240,7 +241,8 @@ class Signals:
         """Returns the split, the same for every seed; files are listed once. Raises DataError."""
         options, key = _options(config), _key(config)
         if key not in self._read:
-            parts = npy_sequences.read_splits(sequence_sets.tree(options["data"]), options["val_frac"], SPLIT_SEED)
+            root = Path(options["data"]) if options["data"] else spoken_digits.folder()
+            parts = npy_sequences.read_splits(root, options["val_frac"], SPLIT_SEED)
             classes = sorted({recording.label for recording in parts[0]})
             limits = options["max_train_samples"], options["max_val_samples"]
             train, val = (npy_sequences.some(p, n, SPLIT_SEED) for p, n in zip(parts, limits, strict=True))

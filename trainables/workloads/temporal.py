@@ -1,8 +1,8 @@
 """Will the market be wilder in the next hours than it was in the last? LSTM, Transformer or MLP on several timeframes.
 
-Data: `workload.data=<file or folder>` of bars in a layout of trainables/data/bar_files.py; without it the hourly EURUSD
-bars of 2017 that the package gym-anytrading carries, and without that the embedded daily stocks. Features and labels
-are those of trainables/data/timeframes.py, where the future is kept out of them.
+Data: `workload.data=<file or folder>` of bars in .csv (trainables/data/bars.py); without it the hourly EURUSD bars of
+2017 that the package gym-anytrading carries, and without that the embedded daily stocks. Features and labels are those
+of trainables/data/timeframes.py, where the future is kept out of them.
 Labels: `volatility` (default) can be learned, being for the most part the daily cycle; on the hourly bars plain rules
 reach 75 to 78 %, see `baselines`. `direction` is whether the price will be higher: 50 to 54 % is what to expect of it,
 here and elsewhere, and more should be suspected of a leak.
@@ -150,7 +150,7 @@ class Temporal:
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["temporal"].own
     options: ClassVar[Mapping[str, Any]] = {
-        "data": None,  # file or folder; None is gym-anytrading's EURUSD, or the embedded stocks
+        "data": None,  # .csv file or a folder of them; None is gym-anytrading's EURUSD, or the embedded stocks
         "timeframes": None,  # such as "1h:24 4h:18 1D:10", frame and window; None goes by the data
         "label": "volatility",  # or direction
         "horizon": 12,  # bars of the shortest frame that the label looks ahead

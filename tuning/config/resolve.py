@@ -300,11 +300,13 @@ def workload_said(text: str) -> str:
 def option_fault(message: str, options: Mapping[str, Any]) -> TuningError:
     """Returns the error for what a workload says of its data and options, with the option it speaks of named first.
 
-    Where a package is missing it is a PreflightError with the command that installs it, else a ConfigError.
+    Where a package is missing it is a PreflightError with the command that installs it, else a ConfigError. Its remedy
+    is what the message says behind "; try: ", if it does.
     """
     text = " ".join(message.split())
     if install := re.search(r"pip install '[^']+'", text):
         return PreflightError(text[:400], remedy=install[0])
+    text, _, remedy = text.partition("; try: ")
     what, _, allowed = text.partition("; allowed: ")
     if not allowed and ": expected " in text:
         what, _, allowed = text.partition(": expected ")
@@ -314,7 +316,7 @@ def option_fault(message: str, options: Mapping[str, Any]) -> TuningError:
     key = next((n for n in (*(a or b for a, b in named), *texts) if n in options), "")
     if key and f"workload.{key}" not in what:
         what = f"workload.{key}={shown(options[key])}: {what}"
-    remedy = f"another workload.{key}, or leave it out" if key else "mend what it names"
+    remedy = remedy or (f"another workload.{key}, or leave it out" if key else "mend what it names")
     return ConfigError(what[:400], allowed=allowed[:200], remedy=remedy)
 
 

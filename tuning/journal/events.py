@@ -210,7 +210,7 @@ class StopRecord(Event, event="stop"):
 class PickRecord(Event, event="pick"):
     """The answer: `best` is its trial, "" for none; `kind` is "faster", "system" or "reference".
 
-    `confirmed` and `gains` are means and gains on fresh seeds by name, `spread` is the deviation between seeds.
+    `spread` is what two seeds differ by, as a standard deviation of so many degrees of freedom.
     """
 
     best: str

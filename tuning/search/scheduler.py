@@ -28,7 +28,7 @@ from tuning.search.pruner import RULES, Decision
 from tuning.search.rule import Rule
 from tuning.search.sampler import Observation, Proposal, Sampler
 from tuning.search.selection import rule_of
-from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, group_of, inside, probed
+from tuning.search.throughput import FEW_RATIOS, SAMPLES_PER_S, Speeds, fastest, group_of, inside, probed
 
 OUT_OF_TIME = "the search's share of search.max_time is spent"
 NAN_IN_FP16 = "NaN or Inf under amp_dtype=fp16, whose largest number is 65,504; bf16 and fp32 reach further"
@@ -91,10 +91,10 @@ class TrialScheduler:
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
         self._sampler = Sampler(searched, objectives, terms.seed, name=terms.sampler, initial=initial)
         self._proposals = Proposals(searched)
-        self._trained: dict[str, tuple[Mapping[str, Scalar], float]] = {}
-        """Of each trial that ended: the searched values, and its speed."""
-        self._ratios: dict[tuple[Scalar, ...], float] = {}
-        """Of speed groups that nobody probed: speed of the last trial over what was expected of it."""
+        self._trained: dict[str, events.TrialRecord] = {}
+        """Each trial that came to its end, or was stopped and can be guessed."""
+        self._ratios: dict[tuple[Scalar, ...], list[float]] = defaultdict(list)
+        """Of speed groups that trained: the speed that each training measured over what probes let expect of it."""
         self._numbers: dict[str, int] = {}
         self._live: dict[str, endings.Live] = {}
         self._expected: dict[str, dict[str, float]] = {}
@@ -349,12 +349,13 @@ class TrialScheduler:
         seen = [self._seen(trial, rule, own, today) for trial in self._trained]
         for trial, qualities in again.items():
             if trial in self._trained and today is not None:
-                seen += [Seen(*self._trained[trial], rule.gain(value, today)) for value in qualities]
+                seen += [Seen(*self._place(trial), rule.gain(value, today)) for value in qualities]
         for trial, live in self._live.items():
             if trial not in self._beside:
                 values = self._searched(live.knobs)
                 seen.append(Seen(values, self._expected_per_s(live.knobs), 0.0, is_running=True))
-        today_per_s = max(self._expected_per_s(self._reference), self._speeds.of(self._reference) or 0.0)
+        probed_per_s = (self._speeds.of(self._reference) or 0.0) * self._ratio(self._reference)
+        today_per_s = max(self._expected_per_s(self._reference), probed_per_s)
         gains = [0.0] if today is None else [rule.gain(value, today) for value in todays]
         return Known(self._searched(self._reference), today_per_s, seen, rule, gains)
 
@@ -372,7 +373,7 @@ class TrialScheduler:
 
         `own` is the reference's quality by that seed, `today` its mean over all.
         """
-        values, per_s = self._trained[trial]
+        values, per_s = self._place(trial)
         whole = self._qualities.whole.get(trial)
         if whole is not None and today is not None:
             return Seen(values, per_s, rule.gain(whole, today))
@@ -383,6 +384,11 @@ class TrialScheduler:
         apart = rule.gain(own, today) if rule.at_least is None else 0.0
         return Seen(values, per_s, end.gain + apart, error=max(end.error, 1e-12))
 
+    def _place(self, trial: str) -> tuple[dict[str, Scalar], float]:
+        """Returns the searched values of a trial that was trained, and its speed in samples/s as it is known by now."""
+        end = self._trained[trial]
+        return self._searched(end.config), self._expected_per_s(end.config) or end.samples_per_s or 0.0
+
     def _today(self) -> float | None:
         """Returns the reference's quality by the search's seed, of the first trial that ended if it has none."""
         whole = self._qualities.whole
@@ -391,7 +397,18 @@ class TrialScheduler:
     def _expected_per_s(self, knobs: Mapping[str, Scalar]) -> float:
         """Returns the speed that is expected of a trial with the fastest system knobs that fit, 0 if none do."""
         found = fastest(self._speeds, self._guard, knobs)
-        return 0.0 if found is None else found.samples_per_s * self._ratios.get(group_of(knobs), 1.0)
+        return 0.0 if found is None else found.samples_per_s * self._ratio(knobs)
+
+    def _ratio(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns how many times as fast as its probe a configuration trains.
+
+        A training lasts ten times as long as a probe, and two probes of one configuration differ by 13 % here. Trials
+        that run side by side slow each other down: then it is known of groups that nobody probed alone.
+        """
+        if own := self._ratios.get(group_of(knobs)):
+            return statistics.geometric_mean(own)
+        others = [ratio for ratios in self._ratios.values() for ratio in ratios]
+        return statistics.median(others) if len(others) >= FEW_RATIOS and self._plan.concurrency == 1 else 1.0
 
     @property
     def only_crashes(self) -> bool:
@@ -478,6 +495,7 @@ class TrialScheduler:
             self._whole_s.append(end.train_s + end.evaluate_s)
             self._speeds.learn(end.config, end.measured_samples_per_s)
             self._qualities.ended(end.trial, end.values.get(self._objective))
+        self._learn_ratio(end)
         if end.trial in self._beside:
             if self._has_today and not self._staged:
                 self._sampler.replay(self._searched(end.config), self._observation(end))
@@ -501,10 +519,18 @@ class TrialScheduler:
             return  # the guard keeps others like it away
         if end.outcome in (Outcome.STOPPED, Outcome.CUT) and self._qualities.guess(end.trial) is None:
             return
-        self._trained[end.trial] = self._searched(end.config), end.samples_per_s
-        expected = fastest(self._speeds, self._guard, end.config)
-        if end.outcome == Outcome.OK and self._speeds.of(end.config) is None and expected is not None:
-            self._ratios[group_of(end.config)] = end.samples_per_s / expected.samples_per_s
+        self._trained[end.trial] = end
+
+    def _learn_ratio(self, end: events.TrialRecord) -> None:
+        """Takes how many times as fast as probes let expect a training was that came to its end."""
+        knobs, measured = end.config, end.measured_samples_per_s
+        probed_per_s, expected = self._speeds.of(knobs), fastest(self._speeds, self._guard, knobs)
+        if end.outcome != Outcome.OK or not measured or expected is None:
+            return
+        if probed_per_s is None:  # a group without a probe; the recorded speed is as it would be without neighbours
+            self._ratios[group_of(knobs)].append((end.samples_per_s or measured) / expected.samples_per_s)
+        elif self._plan.concurrency == 1:
+            self._ratios[group_of(knobs)].append(measured / probed_per_s)
 
     def _observation(self, end: events.TrialRecord | events.RefusedRecord) -> Observation:
         return endings.observation(end, self._objective, self._qualities, self._guard)

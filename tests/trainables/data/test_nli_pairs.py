@@ -1,4 +1,4 @@
-"""Each public layout gives the same pairs; whatever else a file holds is refused by file, line and field."""
+"""JSON lines and tables give the same pairs; whatever else a file holds is refused by file, line and field."""
 
 from __future__ import annotations
 
@@ -33,16 +33,10 @@ SUPERGLUE = (
 )
 LAYOUTS = {
     "snli_1.0_train.jsonl": SNLI,
-    "scitail_1.0_train.txt": SNLI.replace("contradiction", "neutral"),
     "canary.jsonl": '{"canary": "GUID"}\n' + SNLI,
     "bom.jsonl": "\ufeff" + SNLI,
     "crlf.jsonl": SNLI.replace("\n", "\r\n"),
     "superglue.jsonl": SUPERGLUE,
-    "snli_1.0_train.txt": "gold_label\tsentence1\tsentence2\tpairID\tlabel1\tlabel2\n"
-    'entailment\tA "dog runs.\tAn animal runs.\tp1\tentailment\n'
-    "-\tx\ty\tp2\tneutral\tentailment\n"
-    "neutral\tTwo men sleep.\tThey dance.\tp3\tneutral\t\n",
-    "scitail_1.0_train.tsv": 'A "dog runs.\tAn animal runs.\tentails\nTwo men sleep.\tThey dance.\tneutral\n',
     "rte.tsv": "index\tsentence1\tsentence2\tlabel\n"
     '0\tA "dog runs.\tAn animal runs.\tentailment\n1\tTwo men sleep.\tThey dance.\tnot_entailment',
     "mnli.tsv": "index\tsentence1\tsentence2\tlabel1\tgold_label\n"
@@ -100,19 +94,19 @@ def test_refuses_by_line_and_field(tmp_path: Path, case: str) -> None:
 def test_refuses_tables_of_another_shape(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.tsv:3: found 2 columns; allowed: 4, as the first line has"):
         read(written(tmp_path / "a.tsv", LAYOUTS["rte.tsv"].rsplit("\tThey", 1)[0]))
-    with pytest.raises(DataError, match=r"b\.tsv:1: found columns index, sentence1, .*a column gold_label or label"):
+    with pytest.raises(
+        DataError, match=r"b\.tsv:1: found columns index, sentence1, .*a header with gold_label or label"
+    ):
         read(written(tmp_path / "b.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n"))
-    with pytest.raises(DataError, match=r"c\.tsv:2: label: found 'entail'; allowed: entailment, entails"):
+    with pytest.raises(DataError, match=r"c\.tsv:2: label: found 'entail'; allowed: entailment, neutral"):
         read(written(tmp_path / "c.tsv", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentail"))
 
 
 def test_refuses_what_is_not_a_file_of_pairs(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl: found no such file"):
         read(tmp_path / "none.jsonl")
-    with pytest.raises(
-        DataError, match=r"x\.csv: found suffix '\.csv'; allowed: \.jsonl, \.tsv, \.txt, each also with"
-    ):
-        read(written(tmp_path / "x.csv", SNLI))
+    with pytest.raises(DataError, match=r"x\.txt: found suffix '\.txt'; allowed: \.jsonl or \.tsv, .*; try: docs/data"):
+        read(written(tmp_path / "x.txt", SNLI))
     with pytest.raises(DataError, match=r"x\.jsonl\.gz:1: found Not a gzipped file"):
         read(written(tmp_path / "x.jsonl.gz", SNLI))
     with pytest.raises(DataError, match=r"y\.jsonl\.gz:\d+: found .*; allowed: a file that can be read to its end"):
@@ -120,7 +114,7 @@ def test_refuses_what_is_not_a_file_of_pairs(tmp_path: Path) -> None:
 
 
 def test_folder_gives_its_own_splits(tmp_path: Path) -> None:
-    for name in ("multinli_1.0_dev_mismatched.jsonl", "._multinli_1.0_train.jsonl", "multinli_1.0_train.txt"):
+    for name in ("multinli_1.0_dev_mismatched.jsonl", "._multinli_1.0_train.jsonl", "multinli_1.0_train.tsv"):
         written(tmp_path / name, "not read")
     written(tmp_path / "multinli_1.0_train.jsonl", SNLI)
     written(tmp_path / "multinli_1.0_dev_matched.jsonl", SNLI * 2)

@@ -104,7 +104,7 @@ def test_refuses_a_file_that_has_changed(tmp_path: Path) -> None:
 
 
 def test_refuses_a_folder_of_another_shape(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"found nothing; allowed: train/<label>/<id>\.npy"):
+    with pytest.raises(DataError, match=r"found nothing; allowed: train/<label>/<id>\.npy; try: docs/data\.md"):
         read_splits(tmp_path, None, 0)
     with pytest.raises(DataError, match=r"gone: found no such folder"):
         read_splits(tmp_path / "gone", None, 0)

@@ -376,3 +376,11 @@ def test_a_package_that_a_workload_lacks_is_a_fault_of_the_machine_and_no_option
     fault = option_fault("workload nli needs: pip install 'cardtune[nli]' (No module named 'peft')", {"a": "nli"})
     assert (fault.exit_code, fault.remedy) == (3, "pip install 'cardtune[nli]'")
     assert "No module named 'peft'" in fault.what
+
+
+def test_what_data_say_has_the_remedy_that_the_message_brings():
+    said = "a.xyz: found suffix '.xyz'; allowed: .csv; try: docs/data.md shows how"
+    fault = option_fault(said, {"data": "a.xyz"})
+    assert (fault.exit_code, fault.allowed, fault.remedy) == (2, ".csv", "docs/data.md shows how")
+    assert fault.what == "workload.data=a.xyz: a.xyz: found suffix '.xyz'"
+    assert option_fault(said.split("; try")[0], {"data": "a.xyz"}).remedy == "another workload.data, or leave it out"

@@ -200,9 +200,7 @@ def test_a_footprint_that_hung_or_had_no_time_says_nothing_of_the_memory(
     assert len(profiler.asked) == 2 * (1 + (hangs_at != (2, 8))), "asked once of each group"
     learned = guard(journal.run, 10**9)
     assert learned.judge(FP32, 64).fits
-    assert [r["measured"] for r in journal.records if r.event == "footprint"] == [[[2, 120 * MB], [8, 180 * MB]]] * (
-        2 if fitting else 0
-    )
+    assert [r.measured for r in journal.run.footprints] == [((2, 120 * MB), (8, 180 * MB))] * (2 if fitting else 0)
 
 
 def test_of_a_range_its_ends_and_middle_are_measured() -> None:

@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "pointer": {"train_samples": 40, "val_samples": 8},
     "headpose": {"heads": 64},
     "temporal": {"timeframes": "1h:8 4h:4 1D:4"},
-    "signals": {"data": "japanese_vowels", "max_train_samples": 200},  # of 7 to 29 steps, where digits have up to 92
+    "signals": {"max_train_samples": 200},
 }
 KNOBS: dict[str, list[dict[str, Scalar]]] = {
     "nli": [

@@ -62,8 +62,8 @@ def test_finds_the_fastest_system_knobs_of_each_coupling_with_all_its_neighbours
 
 def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
     profiler, journal = run(tmp_path, cap_bytes=400_000_000)
-    assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
-    refused = [r["config"] for r in journal.records if r.event == "refused"]
+    assert all(r.outcome == "ok" for r in journal.run.probes)
+    refused = [r.config for r in journal.run.refused]
     assert {r["micro_batch_size"] for r in refused} == {64}
     assert not any(k["micro_batch_size"] == 64 and not k["activation_checkpointing"] for k in profiler.probed)
 
@@ -112,7 +112,7 @@ def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) ->
     ProbeStage(profiler, SPACE, again, guard(again.run, None), BUDGET, clock=no_time).run(
         {"before": before}, lambda r: None
     )
-    assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
+    assert sum(1 for r in again.run.probes if r.name == "before") == 1
 
 
 class Broken(FormulaProfiler):
@@ -156,31 +156,31 @@ def test_what_the_time_cut_is_probed_once_there_is_more(tmp_path: Path) -> None:
     for profiler in (Late(), FormulaProfiler()):
         stage = ProbeStage(profiler, SPACE, journal, MemoryGuard(None, {}), BUDGET, clock=no_time)
         stage.run({"before": before}, lambda r: None)
-    ended = [r for r in journal.records if r.event == "probe" and r["outcome"] == "ok"]
-    assert ended[0]["config"] == next(r["config"] for r in journal.records if r.event == "probe")
-    assert [r["config"] for r in ended if r["name"] == "before"] == [before]
+    ended = [r for r in journal.run.probes if r.outcome == "ok"]
+    assert ended[0].config == journal.run.probes[0].config
+    assert [r.config for r in ended if r.name == "before"] == [before]
 
 
 @pytest.mark.parametrize("cap_bytes", [None, 10**12])
 def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_bytes: int | None) -> None:
     _, journal = run(tmp_path, cap_bytes)
-    prints = [r for r in journal.records if r.event == "footprint"]
-    own = [r for r in prints if not r["coupling"].get("activation_checkpointing")]
-    assert [len(r["measured"]) for r in own] == [2] * 2, "all fits by far: no third size"
-    bounded = [r for r in prints if r["coupling"].get("activation_checkpointing")]
-    assert [(r["source"], r["measured"]) for r in bounded] == [("bound", [])] * 2
-    assert [r["points"] for r in bounded] == [r["points"] for r in own[:2]]
-    assert {str(r["coupling"]) for r in prints} == {str(c) for c in memory_groups(SPACE)}
+    prints = journal.run.footprints
+    own = [r for r in prints if not r.coupling.get("activation_checkpointing")]
+    assert [len(r.measured) for r in own] == [2] * 2, "all fits by far: no third size"
+    bounded = [r for r in prints if r.coupling.get("activation_checkpointing")]
+    assert [(r.source, r.measured) for r in bounded] == [("bound", ())] * 2
+    assert [r.points for r in bounded] == [r.points for r in own[:2]]
+    assert {str(r.coupling) for r in prints} == {str(c) for c in memory_groups(SPACE)}
 
 
 def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) -> None:
     profiler = FormulaProfiler(400_000_000)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     MemoryStage(profiler, SPACE, journal, 400_000_000, clock=no_time).run()
-    with_it = [r for r in journal.records if r.event == "footprint" and r["coupling"]["activation_checkpointing"]]
-    without = [r for r in journal.records if r.event == "footprint" and not r["coupling"]["activation_checkpointing"]]
-    assert any(one["points"][0] < other["points"][0] for one in with_it for other in without)
-    assert max(len(r["measured"]) for r in without) == 3, "and a third size near the limit"
+    with_it = [r for r in journal.run.footprints if r.coupling["activation_checkpointing"]]
+    without = [r for r in journal.run.footprints if not r.coupling["activation_checkpointing"]]
+    assert any(one.points[0] < other.points[0] for one in with_it for other in without)
+    assert max(len(r.measured) for r in without) == 3, "and a third size near the limit"
 
 
 def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
@@ -269,14 +269,14 @@ def alone(
 
 
 def sizes(journal: Journal) -> list[tuple[Any, Any]]:
-    return [(r["config"]["batch_size"], r["config"]["micro_batch_size"]) for r in journal.records if r.event == "probe"]
+    return [(r.config["batch_size"], r.config["micro_batch_size"]) for r in journal.run.probes]
 
 
 def test_what_fits_only_as_a_whole_batch_is_probed_and_trained_as_one(tmp_path: Path) -> None:
     cap_bytes = 415_000_000  # 32 samples take 420 MB beside gradients, 410 without
     space, journal, learned = alone(tmp_path, cap_bytes, Bare(cap_bytes))
     assert sorted(sizes(journal)) == [(32, 32), (64, 8)], "each once"
-    assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
+    assert all(r.outcome == "ok" for r in journal.run.probes)
     speeds = Speeds(probed(journal.run.probes))
     at = {b: fastest(speeds, learned, {**space.fixed, "batch_size": b}) for b in (16, 32, 64)}
     assert {b: found.system["micro_batch_size"] for b, found in at.items() if found} == {16: 16, 32: 32, 64: 8}
@@ -303,7 +303,7 @@ def test_after_an_oom_beside_gradients_it_is_probed_without_them(tmp_path: Path)
 
     cap_bytes = 415_000_000
     _, journal, _ = alone(tmp_path, cap_bytes, Optimist(cap_bytes))
-    outcomes = [r["outcome"] for r in journal.records if r.event == "probe"]
+    outcomes = [r.outcome for r in journal.run.probes]
     assert list(zip(sizes(journal), outcomes, strict=True)) == [((64, 32), "oom"), ((32, 32), "ok"), ((64, 8), "ok")]
 
 

@@ -159,6 +159,26 @@ def test_only_what_would_be_faster_is_proposed_and_once(searched: tuple[Office, 
     assert len({tuple(sorted(a.knobs.items())) for a in begun}) == len(begun)
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_training_alone_tells_the_speed_of_its_group_better_than_a_probe(tmp_path: Path, concurrency: int) -> None:
+    office, times = Office(tmp_path, count=6, concurrency=concurrency), 0.5 if concurrency == 1 else 1.0
+    train = office.profiler.train
+
+    def slower(*order: Any) -> dict[str, Any]:
+        found = train(*order)
+        return {**found, "measured_samples_per_s": 0.5 * found["measured_samples_per_s"]}
+
+    office.profiler.train = slower  # type: ignore[method-assign]
+    by_probes = office.scheduler._known().reference_per_s
+    office.finish(office.next())
+    assert office.scheduler._known().reference_per_s == pytest.approx(times * by_probes)
+    office.work()
+    known = office.scheduler._known()
+    office.journal.close()
+    again = Office(tmp_path, count=6, concurrency=concurrency)
+    assert again.scheduler._known() == known, "a search that goes on knows the same"
+
+
 def test_search_goes_on_below_what_fresh_seeds_refuted(tmp_path: Path) -> None:
     office = Office(tmp_path, count=30)
     office.work()
@@ -193,12 +213,12 @@ def test_joint_proposes_every_knob_and_judges_memory_as_proposed(tmp_path: Path)
     assert {a.knobs["num_workers"] for a in begun} == {0, 2}
     assert not any(a.knobs["micro_batch_size"] >= 64 for a in begun)
     started = [r for r in office.journal.records if r.event == "trial_start"]
-    refused = [r for r in office.journal.records if r.event == "refused"]
+    refused = office.journal.run.refused
     assert refused
     assert len(begun) == 1 + 40
     assert {r["decision"] for r in started} == {"launch"}
-    assert max(r["p_oom"] for r in started) <= 0.5 < min(r["p_oom"] for r in refused)
-    assert all(r["reason"] for r in refused)
+    assert max(r["p_oom"] for r in started) <= 0.5 < min(r.p_oom for r in refused)
+    assert all(r.reason for r in refused)
 
 
 def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> None:
@@ -542,8 +562,8 @@ def test_interrupted_trial_that_is_ruled_out_is_replaced(tmp_path: Path) -> None
     resumed = Office(tmp_path, strategy="joint", count=5)
     begun = [a.trial for a in resumed.work()]
     assert first.trial not in begun
-    gone = [r for r in resumed.journal.records if r.event == "refused" and r.get("trial")]
-    assert [(r["trial"], r["p_oom"]) for r in gone] == [(first.trial, 1.0)]
+    gone = [r for r in resumed.journal.run.refused if r.trial]
+    assert [(r.trial, r.p_oom) for r in gone] == [(first.trial, 1.0)]
     assert resumed.journal.run.unfinished == []
     resumed.journal.close()
     assert Office(tmp_path, strategy="joint", count=5).work() == []
@@ -676,7 +696,7 @@ def test_what_was_ruled_out_is_not_learned_as_fitting(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_seldom_proposed(tmp_path: Path, sampler: str, most: int) -> None:
     office = Office(tmp_path, count=30, cap_bytes=300_000_000, sampler=sampler)
     office.work()
-    refused = [r for r in office.journal.records if r.event == "refused" and r["stage"] == "search"]
+    refused = [r for r in office.journal.run.refused if r.stage == "search"]
     assert len(refused) <= most
     assert {t.outcome for t in office.journal.run.ended} <= {"ok", "stopped"}
 
@@ -780,7 +800,7 @@ def test_a_search_of_which_nothing_fits_ends_at_its_deadline(tmp_path: Path) -> 
     terms: dict[str, Any] = {"count": 50, "deadline": 5.0, "clock": lambda: float(next(seconds))}
     office = Office(tmp_path, strategy="joint", cap_bytes=50_000_000, sampler="random", **terms)
     assert office.work() == []
-    refused = sum(r.event == "refused" and r["stage"] == "search" for r in office.journal.records)
+    refused = sum(r.stage == "search" for r in office.journal.run.refused)
     assert 0 < refused <= 10
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 0 of 50 trials")
 
@@ -801,7 +821,7 @@ def test_trial_that_nobody_probed_is_judged_by_its_own_speed(tmp_path: Path, con
 def test_micro_batch_that_changes_learning_is_searched(tmp_path: Path) -> None:
     with using(KnobTable(kinds={"micro_batch_size": "both"})):
         office = Office(tmp_path, count=12, cap_bytes=400_000_000)
-        probes = {r["config"]["micro_batch_size"] for r in office.journal.records if r.event == "probe"}
+        probes = {r.config["micro_batch_size"] for r in office.journal.run.probes}
         first = office.next()
         half = {**first.knobs, "micro_batch_size": int(first.knobs["micro_batch_size"]) // 2}
         found = office.result(first, ORDERS.samples)

@@ -194,7 +194,7 @@ def test_nodes_of_a_cluster_are_written_told_and_reported(
         made = study._Study(complete, terminal, journal, tmp_path, time.monotonic(), users)  # type: ignore[arg-type]
         made.open({**FACTS, "baselines": {}}, setup.setting_of(complete))
         assert journal.records[0]["concurrency"] == 3, "one on each that trains"
-        assert [r["why"] == "" for r in journal.records if r.event == "node"] == [True, True, True, False]
+        assert [r.why == "" for r in journal.run.nodes] == [True, True, True, False]
         report.write_report(summary.of_run(journal.run), tmp_path / "report.html")
     why = "10.0.0.9 (d) is left out: its cores are 16, and 8 on the machine of the study"
     assert why in " ".join(said.getvalue().split())
@@ -412,7 +412,7 @@ def opened(
     return made, journal, said
 
 
-def resumed(tmp_path: Path, force: str, **changed: Any) -> Record:
+def resumed(tmp_path: Path, force: str, **changed: Any) -> ResumeRecord:
     """Returns what a study writes that goes on here, where its first record says otherwise."""
     made, journal, _ = opened(tmp_path, started=time.monotonic())
     journal.rewrite(StudyRecord, **changed)
@@ -420,7 +420,7 @@ def resumed(tmp_path: Path, force: str, **changed: Any) -> Record:
     made._config = made._config.model_copy(update={"resume": "one", "force": force == "true"})
     try:
         made.open({**FACTS, "baselines": {}}, setup.setting_of(made._config))
-        return next(r for r in journal.records if r.event == "resume")
+        return journal.run.resumes[0]
     finally:
         journal.close()
 
@@ -438,8 +438,8 @@ def test_run_goes_on_elsewhere_or_otherwise_only_by_force(tmp_path: Path) -> Non
     record = resumed(tmp_path / "forced", "true", **changed)
     says = ["data has changed", "device name was Another CPU and is Example CPU"]
     says += ["the workload's source has changed", "torch was 1.0.0 and is"]
-    assert all(wanted in told for wanted, told in zip(says, sorted(record["changed"]), strict=True))
-    assert all(told in str(raised.value) for told in record["changed"])
+    assert all(wanted in told for wanted, told in zip(says, sorted(record.changed), strict=True))
+    assert all(told in str(raised.value) for told in record.changed)
     assert (tmp_path / "forced" / "config.yaml").exists(), "a run that was killed before it wrote that"
 
 
@@ -685,18 +685,18 @@ def test_whole_study_ends_with_a_pick_of_each_kind(tmp_path: Path, monkeypatch: 
     profiler, typed, kind, size = PICKS[case]
     made, journal, _ = searched(tmp_path, monkeypatch, profiler, *typed)
     made.confirm(profiler)  # type: ignore[arg-type]
-    (pick,) = [r for r in journal.records if r.event == "pick"]
-    assert (pick["kind"], pick["config"]["batch_size"]) == (kind, size)
-    assert pick["reference"] == ("before" if "before" in case else "plain defaults")
-    assert (pick["best"] != "") == (kind == "faster")
+    (pick,) = journal.run.picks
+    assert (pick.kind, pick.config["batch_size"]) == (kind, size)
+    assert pick.reference == ("before" if "before" in case else "plain defaults")
+    assert (pick.best != "") == (kind == "faster")
     rates = {
-        name: [r["samples_per_s"] for r in journal.records if r.event == "window" and r["config"] == config]
-        for name, config in (("pick", pick["config"]), ("reference", made._limits.reference()[1]))
+        name: [r.samples_per_s for r in journal.run.all_windows if r.config == config]
+        for name, config in (("pick", pick.config), ("reference", made._limits.reference()[1]))
     }
     assert len(rates["pick"]) >= 5
     assert min(rates["pick"]) >= max(rates["reference"]), "in turns it is no slower"
     if kind == "faster":
-        gains = pick["gains"][pick["best"]]
+        gains = next(r["gains"] for r in journal.records if r.event == "pick")[pick.best]
         assert len(gains) >= 3
         rule = rule_of(journal.run)
         assert rule is not None
@@ -723,8 +723,8 @@ def test_trainings_that_set_their_own_seed_are_not_called_fresh(
     profiler = OneSeed()
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
     made.confirm(profiler)  # type: ignore[arg-type]
-    (pick,) = [r for r in journal.records if r.event == "pick"]
-    assert "train(run) sets its seed itself" in pick["rule"]
+    (pick,) = journal.run.picks
+    assert "train(run) sets its seed itself" in pick.rule
     journal.close()
 
 
@@ -741,9 +741,9 @@ def test_today_s_system_knobs_are_the_pick_s_if_faster_in_turns(
     profiler = Turned()
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
     made.confirm(profiler)  # type: ignore[arg-type]
-    (pick,) = [r for r in journal.records if r.event == "pick"]
-    assert (pick["kind"], pick["config"]["num_workers"]) == ("faster", 0)
-    searched_knobs = next(r["config"] for r in journal.records if r.event == "trial" and r["trial"] == pick["best"])
+    (pick,) = journal.run.picks
+    assert (pick.kind, pick.config["num_workers"]) == ("faster", 0)
+    searched_knobs = next(end.config for end in journal.run.ended if end.trial == pick.best)
     assert searched_knobs["num_workers"] == 2
     journal.close()
 
@@ -752,7 +752,7 @@ def test_another_tolerance_makes_the_pick_anew(tmp_path: Path, monkeypatch: pyte
     profiler = Learning(spoils=0.5)
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
     made.confirm(profiler)  # type: ignore[arg-type]
-    assert [r["kind"] for r in journal.records if r.event == "pick"] == ["system"]
+    assert [r.kind for r in journal.run.picks] == ["system"]
     before = sum(r.event == "trial" for r in journal.records)
     wide = made._config.model_copy(update={"pick": made._config.pick.model_copy(update={"tolerance": 0.6})})
     for _ in range(2):  # as if it is broken off before it has confirmed
@@ -916,8 +916,8 @@ def test_reference_that_alone_came_to_its_end_has_a_pick(tmp_path: Path, outcome
     journal.append(StartRecord, trial="t001", config=today)
     journal.append(TrialRecord, trial="t001", config=today, **lost)
     made.confirm(FormulaProfiler())  # type: ignore[arg-type]
-    (pick,) = [r for r in journal.records if r.event == "pick"]
-    assert (pick["best"], pick["kind"], pick["config"]["num_workers"]) == ("", "system", 2)
+    (pick,) = journal.run.picks
+    assert (pick.best, pick.kind, pick.config["num_workers"]) == ("", "system", 2)
     journal.close()
 
 
@@ -1038,7 +1038,7 @@ def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path, asked
     assert journal.run.study.horizon_samples is None  # type: ignore[union-attr]
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     horizon = journal.run.study.horizon_samples  # type: ignore[union-attr]
-    fastest = max(r["samples_per_s"] for r in journal.records if r.event == "probe")
+    fastest = max(r.samples_per_s for r in journal.run.probes)
     assert horizon % FACTS["train_samples"] == 0
     assert 0 < horizon <= fastest * 240 * 0.7 / planned
     assert made._limits.plan().samples == horizon
@@ -1063,9 +1063,9 @@ def test_no_trial_is_longer_than_training_is_today(
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     horizon, samples = journal.run.study.horizon_samples, FACTS["train_samples"]  # type: ignore[union-attr]
     assert horizon == round(trains * samples) if trains else horizon < 9000 * samples
-    (note,) = [r for r in journal.records if r.event == "note" and "a trial trains on" in r["text"]]
-    assert said in note["text"]
-    assert (note["text"] in summary.of_run(journal.run).warnings) == (epochs == "9000.0")
+    (note,) = [note for note in journal.run.notes if "a trial trains on" in note.text]
+    assert said in note.text
+    assert (note.text in summary.of_run(journal.run).warnings) == (epochs == "9000.0")
     journal.close()
 
 
@@ -1148,6 +1148,6 @@ def test_what_a_short_start_left_out_is_measured_later(tmp_path: Path) -> None:
     more, journal, _ = opened(tmp_path, *typed[:1], "search.max_time=4m", started=time.monotonic())
     more.measure(FormulaProfiler())  # type: ignore[arg-type]
     assert all(journal.run.is_done(stage) for stage in ("estimate", "probe"))
-    assert {r["outcome"] for r in journal.records if r.event == "probe"} == {"cut", "ok"}
+    assert {r.outcome for r in journal.run.probes} == {"cut", "ok"}
     assert journal.run.study.horizon_samples > FACTS["train_samples"]  # type: ignore[union-attr]
     journal.close()
