@@ -112,7 +112,7 @@ def test_a_requirement_never_raises_and_takes_no_number_for_a_flag(value: Any) -
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"avx2", "fma"}, "which lacks AVX-512"),
+        ({"avx2", "fma"}, "it lacks AVX-512"),
         ({"avx2", "avx512bw"}, None),
         ({"avx512bw", "avx512_bf16", "amx_bf16"}, None),
         (set(), None),  # not Linux, or no x86: not known

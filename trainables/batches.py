@@ -1,7 +1,7 @@
-"""Which samples form which micro-batch, and how they reach the device.
+"""Plans which samples form which micro-batch, loads them, and moves them to the device.
 
-The plan is drawn in the training process from the seed alone, so the order of the samples does not depend on how many
-workers load them or on how a batch is cut.
+The training process draws the plan from the seed alone, so the order of the samples depends neither on the number of
+workers nor on the size of micro-batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainables.stopwatch import LOADING
 from trainables.workload import Augment, Batch, Config
 
 FORKS = "fork" if sys.platform == "linux" else None
-"""Python 3.14 would start workers that import anew, which cannot find what a user's file defines. They use no CUDA."""
+"""Workers that import anew, the default of Python 3.14, cannot find classes of a user's file. Workers use no CUDA."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,15 @@ def plan_epoch(
 
     `phase_at(start)` is the phase of the batch that begins after `start` samples of the epoch.
     With `lengths` and the bucketing knob the samples of a batch are sorted by length before the batch is cut; the batch
-    as a whole is the same set of samples either way. The last batch of an epoch may be smaller, that before it by one.
+    as a whole is the same set of samples either way. The last batch of an epoch may be smaller, and the batch before it
+    may have one sample less.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(count, generator=generator, device="cpu").tolist()
     plan: list[MicroBatch] = []
     bounds = [*range(0, count, knobs.batch_size), count]
-    # Batch norm takes no micro-batch of one sample: the last batch gets one from that before it, and so does the last
-    # part of any batch.
+    # Batch norm refuses a micro-batch of one sample: the last batch then gets a second one from the batch before it,
+    # and the last micro-batch of a batch likewise.
     if count > knobs.batch_size > 2 and bounds[-1] - bounds[-2] == 1:
         bounds[-2] -= 1
     for start, stop in itertools.pairwise(bounds):
@@ -83,11 +84,11 @@ class Keyed(NamedTuple):
     keys: Tensor
 
 
-class _Made(Dataset[Batch]):
-    """Micro-batches, made whole: by the training process itself, or in a worker by torch's loader.
+class _MicroBatches(Dataset[Batch]):
+    """A data set whose samples are whole micro-batches, read by the training process or by loader processes.
 
-    What a worker could not know comes with the micro-batch, since its copy of everything is as old as it is. The keys
-    are made where the batch is: one at a time in Python they took 2.5 us a sample of the training process.
+    The index is a `MicroBatch`: it holds epoch and phase, which a worker's copy of the process could not know. Keys are
+    made together with the batch; made one at a time, they took the training process 2.5 us a sample.
     """
 
     def __init__(
@@ -96,13 +97,13 @@ class _Made(Dataset[Batch]):
         self._dataset, self._config, self._collate, self._augment = dataset, config, collate, augment
         self._at_once = at_once(dataset)
         self.seconds = dict.fromkeys(LOADING, 0.0)
-        """What each part of the work has taken so far, in this process."""
+        """Seconds of each part of loading so far, in this process."""
 
     def __len__(self) -> int:
         return size_of(self._dataset)
 
     def __getitem__(self, micro: MicroBatch) -> Batch:
-        """Returns the batch collated and augmented, or `Keyed` where the device is to augment it."""
+        """Returns the batch collated and augmented, or `Keyed` if the device is to augment it."""
         start = time.perf_counter()
         read_at = start
         if self._at_once is not None:
@@ -112,14 +113,14 @@ class _Made(Dataset[Batch]):
             read_at = time.perf_counter()
             batch = self._collate(samples)
         collated_at = time.perf_counter()
-        batch = self._augmented(batch, micro)
+        batch = self._augment_batch(batch, micro)
         seconds = self.seconds
         seconds["read"] += read_at - start
         seconds["collate"] += collated_at - read_at
         seconds["augment"] += time.perf_counter() - collated_at
         return batch
 
-    def _augmented(self, batch: Batch, micro: MicroBatch) -> Batch:
+    def _augment_batch(self, batch: Batch, micro: MicroBatch) -> Batch:
         if self._augment is None:
             return batch
         keyed = Keyed(batch, draws.keys(self._config.seed, micro.epoch, torch.tensor(micro.indices)))
@@ -129,7 +130,7 @@ class _Made(Dataset[Batch]):
 
 
 class _Planned(Sampler[MicroBatch]):
-    """Hands the micro-batches of the epoch at hand to torch's loader, each as if it were one sample's index."""
+    """Gives torch's loader the micro-batches of the current epoch, each in the place of a sample's index."""
 
     def __init__(self) -> None:
         self.micro_batches: Sequence[MicroBatch] = ()
@@ -142,68 +143,68 @@ class _Planned(Sampler[MicroBatch]):
 
 
 def loading(knobs: Knobs, device: str) -> dict[str, Any]:
-    """Returns the arguments of a DataLoader that knobs set, for training on a device such as "cpu" or "cuda:0"."""
-    found = {"num_workers": knobs.num_workers, "pin_memory": knobs.pin_memory and device.startswith("cuda")}
+    """Returns the DataLoader arguments that knobs set, for training on a device such as "cpu" or "cuda:0"."""
+    arguments = {"num_workers": knobs.num_workers, "pin_memory": knobs.pin_memory and device.startswith("cuda")}
     if knobs.num_workers:
-        found |= {"prefetch_factor": knobs.prefetch_factor, "persistent_workers": knobs.persistent_workers}
-    return found
+        arguments |= {"prefetch_factor": knobs.prefetch_factor, "persistent_workers": knobs.persistent_workers}
+    return arguments
 
 
 class Loader:
-    """Planned micro-batches, with the loader knobs applied: workers of a DataLoader, or none and no DataLoader."""
+    """Loads planned micro-batches as the knobs say: by a DataLoader with workers, or in this process without one."""
 
     def __init__(
         self, dataset: Dataset[Any], config: Config, collate: Callable[[list[Any]], Batch], augment: Augment | None
     ) -> None:
         knobs, arguments = config.knobs, loading(config.knobs, config.device)
         self._plan, self._cached = _Planned(), getattr(dataset, "is_in_ram", False)
-        self._made = _Made(dataset, config, collate, augment)
+        self._micro_batches = _MicroBatches(dataset, config, collate, augment)
         self._augments = augment is not None and not knobs.device_augmentation
         self._pins = arguments["pin_memory"]
         self.loader: DataLoader[Any] | None = None
-        """torch's, None where this process loads."""
+        """torch's loader; None if this process loads."""
         if not knobs.num_workers:
             return
         self.loader = DataLoader(
-            self._made,
+            self._micro_batches,
             batch_size=None,
             sampler=self._plan,
             collate_fn=as_it_is,
             **arguments,
             timeout=config.loader_timeout_s,
             multiprocessing_context=FORKS,
-            # Its own, since every epoch draws the workers' seeds from it: the process's generator is dropout's, and a
-            # run that goes on in the middle of an epoch would find it one draw further.
+            # Its own generator, since every epoch draws the workers' seeds from it. Dropout uses the process's: a run
+            # that resumes in the middle of an epoch would find that one draw ahead.
             generator=torch.Generator(),
         )
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Returns what each part of loading has taken so far in this process, by name; 0 where workers load."""
-        return self._made.seconds
+        """Returns the seconds of each part of loading so far in this process, by name; 0 if workers load."""
+        return self._micro_batches.seconds
 
     def epoch(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
-        """Yields one collated batch for each micro-batch of the plan, on the host; a `Keyed` one if yet to augment."""
+        """Yields a collated batch for each micro-batch of the plan, on the host; `Keyed` if the device augments it."""
         if self.loader is None:
-            return self._own(plan)
+            return self._load_here(plan)
         self._plan.micro_batches = plan
         return iter(self.loader)
 
-    def _own(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
+    def _load_here(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
         for micro in plan:
-            batch = self._made[micro]
+            batch = self._micro_batches[micro]
             yield mapped(Tensor.pin_memory, batch) if self._pins else batch
 
     def seen(self, epoch: Iterator[Batch]) -> dict[str, Any]:
-        """Returns how an epoch's batches come about, read from the loader while it delivers them."""
-        found = {"samples_in_ram": self._cached, **workers_seen(epoch, self.loader)}
+        """Returns facts about the loading of an epoch, read from the loader while it delivers batches."""
+        facts = {"samples_in_ram": self._cached, **workers_seen(epoch, self.loader)}
         if self._augments:
-            found["augmented_on"] = "loader"
-        return found
+            facts["augmented_on"] = "loader"
+        return facts
 
 
 def workers_seen(epoch: Iterator[Any], loader: Any) -> dict[str, Any]:
-    """Returns the live workers of a pass over a DataLoader, and how they are set, read while they deliver."""
+    """Returns the number of live workers of a DataLoader's epoch, and their settings, read while they deliver."""
     workers = [w for w in getattr(epoch, "_workers", ()) if w.is_alive()]
     if not workers:
         return {"workers": 0}
@@ -216,35 +217,35 @@ def workers_seen(epoch: Iterator[Any], loader: Any) -> dict[str, Any]:
 
 
 def starts_anew(loader: Any) -> bool:
-    """Returns whether each pass over a loader starts its workers; None is no loader."""
+    """Returns whether a loader starts its workers anew for each epoch; False for None."""
     return bool(getattr(loader, "num_workers", 0)) and not getattr(loader, "persistent_workers", False)
 
 
 def fork_workers() -> None:
-    """Has every loader of this process start its workers as `FORKS` says, those of frameworks and of their own too."""
+    """Makes every loader of this process start its workers as `FORKS` says, also in frameworks and custom loops."""
     by = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if FORKS is not None and by != FORKS:
         multiprocessing.set_start_method(FORKS, force=True)
 
 
 def as_it_is(batch: Batch) -> Batch:
-    """Returns the batch, for a DataLoader whose samples are batches."""
+    """Returns the batch unchanged: the collate function of a DataLoader whose samples are batches."""
     return batch
 
 
 def at_once(dataset: object) -> Callable[[Sequence[int]], Batch] | None:
-    """Returns the data set's `batch`, which makes a batch of indices; None where it has none that does.
+    """Returns the data set's method `batch(indices)`, which makes a whole batch; None if it has no such method.
 
-    That of Hugging Face's data sets, known by its `batch_size`, is another: it cuts the data set into lists.
+    The `batch` of Hugging Face's data sets, which has a parameter `batch_size`, cuts the data set into lists instead.
     """
-    own = getattr(dataset, "batch", None)
-    if not callable(own) or "batch_size" in inspect.signature(own).parameters:
+    method = getattr(dataset, "batch", None)
+    if not callable(method) or "batch_size" in inspect.signature(method).parameters:
         return None
-    return cast(Callable[[Sequence[int]], Batch], own)
+    return cast(Callable[[Sequence[int]], Batch], method)
 
 
 def batch_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], indices: Sequence[int]) -> Batch:
-    """Returns the batch of these samples: by the data set at once where it can, else of one sample after the other."""
+    """Returns the batch of these samples: made by the data set at once if it can, otherwise sample by sample."""
     whole = at_once(dataset)
     return whole(indices) if whole is not None else collate([dataset[i] for i in indices])
 
@@ -257,7 +258,7 @@ def size_of(dataset: Dataset[Any]) -> int:
 
 
 def length_of(source: Any) -> int | None:
-    """Returns the length of a sampler, a data set or a loader; None where it has none."""
+    """Returns the length of a sampler, a data set or a loader; None if it has none."""
     try:
         return len(source)
     except (TypeError, NotImplementedError):
@@ -265,11 +266,11 @@ def length_of(source: Any) -> int | None:
 
 
 class SampleCounts:
-    """How many samples a loader's batches have.
+    """Counts the samples of a loader's batches.
 
-    A DataLoader that draws samples knows how many, whatever its collate function makes of them. Of any other loader's
-    batch they are the length of its first tensor with any along a dimension, else as many as its `batch_size`, else as
-    many as are `usual`.
+    A DataLoader knows how many samples it draws, whatever its collate function makes of them. For any other loader the
+    count is the length of the batch's first tensor along a dimension; without a tensor, the loader's `batch_size`;
+    without that, `usual`.
     """
 
     def __init__(self, loader: Any, usual: int | None = None) -> None:
@@ -278,7 +279,7 @@ class SampleCounts:
         self._usual = usual
 
     def of(self, batch: Batch, taken: int, dim: int = 0) -> int:
-        """Returns those of a batch, `taken` being those of its pass so far; raises TypeError where nothing tells."""
+        """Returns the samples of a batch after `taken` samples of its epoch; raises TypeError if they are not known."""
         if self._size and taken < self._drawn:
             return min(self._size, self._drawn - taken)
         shape = _shape(batch)
@@ -290,16 +291,16 @@ class SampleCounts:
 
 
 def samples_dim(batch: Batch, size: int | None) -> int:
-    """Returns which dimension of a batch's first tensor its samples are along: 1 where only that one has their size.
+    """Returns the sample dimension of a batch's first tensor: 1 if that one has length `size` and the first has not.
 
-    So it is in batches of text that have time first, as PyTorch's recurrent layers take them by default.
+    Dimension 1 occurs in batches of text with time first, which PyTorch's recurrent layers take by default.
     """
     shape = _shape(batch)
     return int(len(shape) > 1 and shape[0] != size and shape[1] == size)
 
 
 def _shape(batch: Batch) -> tuple[int, ...]:
-    """Returns the shape of a batch's first tensor with any dimension, () where it has none."""
+    """Returns the shape of a batch's first tensor that is not a scalar; () if there is none."""
     if isinstance(batch, Tensor):
         return tuple(batch.shape)
     if isinstance(batch, PackedSequence):
@@ -308,9 +309,9 @@ def _shape(batch: Batch) -> tuple[int, ...]:
 
 
 def mapped(change: Callable[[Any], Any], batch: Batch, method: str = "") -> Batch:
-    """Returns the batch with its tensors changed; tuples, lists and dicts are walked, other values kept.
+    """Applies `change` to the tensors of a batch; tuples, lists and dicts are walked, other values kept.
 
-    What has a `method` of its own is changed whole, as a tensor is.
+    An object with the named `method` is passed to `change` as a whole, like a tensor.
     """
     if isinstance(batch, Tensor) or (method and hasattr(batch, method)):
         return change(batch)
@@ -324,22 +325,22 @@ def mapped(change: Callable[[Any], Any], batch: Batch, method: str = "") -> Batc
 
 
 def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = False) -> Batch:
-    """Returns the batch on the device: its tensors, and by their own `to` packed sequences, encodings and the like."""
+    """Returns the batch on the device: tensors, and all else that has a method `to`, such as packed sequences."""
 
-    def moved(one: Any) -> Any:
-        if isinstance(one, Tensor):
-            return one.to(device, non_blocking=non_blocking)
-        if isinstance(one, Mapping):  # it moves itself, and the batch on the host is still looked at
-            one = copy.copy(one)
-        taken = inspect.signature(one.to).parameters.values()
-        takes = any(p.name == "non_blocking" or p.kind is p.VAR_KEYWORD for p in taken)
-        return one.to(device, non_blocking=non_blocking) if takes else one.to(device)
+    def move(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.to(device, non_blocking=non_blocking)
+        if isinstance(part, Mapping):  # its `to` works in place, and the batch on the host is still read
+            part = copy.copy(part)
+        parameters = inspect.signature(part.to).parameters.values()
+        takes = any(p.name == "non_blocking" or p.kind is p.VAR_KEYWORD for p in parameters)
+        return part.to(device, non_blocking=non_blocking) if takes else part.to(device)
 
-    return mapped(moved, batch, "to")
+    return mapped(move, batch, "to")
 
 
 class Transfer:
-    """Takes batches from the host to the device, on a stream of its own where the knob says so."""
+    """Copies batches from the host to the device, on a separate stream if the knob device_prefetch says so."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         self.device, self._non_blocking, self._on_host = device, knobs.non_blocking, device.type == "cpu"
@@ -350,9 +351,9 @@ class Transfer:
         """Returns the batch on the device.
 
         The host runs ahead of the device: when it asks for this batch, the step before it is still being computed.
-        A copy on the device's own stream would queue behind that step; on another it runs beside it.
+        A copy on the default stream would queue after that step; on another stream it runs in parallel.
         """
-        if self._on_host and type(batch) in (list, tuple, dict):  # nothing moves, in every step of small ones
+        if self._on_host and type(batch) in (list, tuple, dict):  # a fast path for small steps: nothing moves
             parts = batch.values() if type(batch) is dict else batch
             if all(type(part) is Tensor for part in parts):
                 return batch
@@ -364,20 +365,20 @@ class Transfer:
         current.wait_stream(self._stream)
         for tensor in tensors_of(moved):
             if tensor.is_cuda:
-                tensor.record_stream(current)  # or its memory would be given away while this stream still reads it
+                tensor.record_stream(current)  # otherwise its memory could be reused while this stream still reads it
         return moved
 
 
 def sorted_by_length(plan: Sequence[MicroBatch], lengths: Sequence[int] | None) -> bool:
-    """Returns whether the plan's first batch comes in the order of its samples' lengths; False where none are known."""
+    """Returns whether the samples of the plan's first batch are sorted by length; False if lengths are not known."""
     if lengths is None:
         return False
-    found: list[int] = []
+    first: list[int] = []
     for micro in plan:
-        found += [lengths[i] for i in micro.indices]
+        first += [lengths[i] for i in micro.indices]
         if micro.ends_batch:
             break
-    return found == sorted(found)
+    return first == sorted(first)
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:
@@ -392,23 +393,23 @@ def _parts(batch: Batch) -> Iterable[Any]:
 
 
 def _is_seen(batch: Batch) -> bool:
-    """Returns whether `tensors_of` finds all that a batch would move: no other object in it has a `to` of its own."""
+    """Returns whether `tensors_of` finds everything to move: no other object of the batch has a method `to`."""
     if isinstance(batch, Mapping | list | tuple):
         return all(map(_is_seen, _parts(batch)))
     return isinstance(batch, Tensor) or not hasattr(batch, "to")
 
 
 def sample_lengths(dataset: Dataset[Any], length: Callable[[Any], int] | None) -> list[int] | None:
-    """Returns the length of every sample, or None where the workload has no measure of it.
+    """Returns the length of every sample, or None if the workload has no measure of it.
 
-    A data set with a method `sample_lengths()` is asked for all at once: every process of a study asks.
+    If the data set has a method `sample_lengths()`, it gives all of them: every process of a study needs them.
     """
     if length is None:
         return None
-    size, own = size_of(dataset), getattr(dataset, "sample_lengths", None)
-    if not callable(own):
+    size, method = size_of(dataset), getattr(dataset, "sample_lengths", None)
+    if not callable(method):
         return [length(cast(Any, dataset[i])) for i in range(size)]
-    found = list(own())
-    if len(found) != size:
-        raise ValueError(f"{type(dataset).__name__}.sample_lengths(): {len(found)} lengths for {size} samples")
-    return found
+    lengths = list(method())
+    if len(lengths) != size:
+        raise ValueError(f"{type(dataset).__name__}.sample_lengths(): {len(lengths)} lengths for {size} samples")
+    return lengths

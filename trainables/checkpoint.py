@@ -1,7 +1,7 @@
-"""A run written down so that it goes on as if it had never stopped; safetensors only, no pickle.
+"""Checkpoints: a run resumes as if it had never stopped. Only safetensors are written, no pickle.
 
-Two files: `state-<samples>.safetensors`, and `checkpoint.json`, which names it and holds its sha256. The second is
-replaced only once the first is on the disk, so a crash at any moment leaves the older pair or the newer one.
+Two files: `state-<samples>.safetensors`, and `checkpoint.json`, which names the first and holds its sha256. The second
+is replaced only once the first is on disk, so a crash at any moment leaves the older pair or the newer one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _COUNTERS = ("samples", "steps", "epoch", "micro_batches_done")
 
 
 class CheckpointError(Exception):
-    """A checkpoint that is missing, damaged, or of another run."""
+    """A checkpoint is missing, damaged, or of another run, or cannot be made."""
 
 
 def save(state: State, folder: Path, *, identity: str, made_of: Mapping[str, str] | None = None) -> Path:
-    """Returns the written file; `identity` says which run it belongs to and is compared when it is loaded.
+    """Writes a checkpoint and returns its file. `identity` names the run; `load` raises for another one.
 
-    `made_of` is what else the run rests on, which `load` returns for its caller to compare.
-    Raises CheckpointError where the optimiser keeps something that is neither tensor nor number.
+    `made_of` are further facts about the run; `load` returns them for its caller to compare.
+    Raises CheckpointError if the optimiser keeps something that is neither tensor nor number.
     """
     tensors = _tensors(state)
     # Copies, since safetensors refuses tensors that share memory, as the map of 8-bit AdamW does with every parameter.
@@ -48,7 +48,7 @@ def save(state: State, folder: Path, *, identity: str, made_of: Mapping[str, str
         "made_of": dict(made_of or {}),
         "scaler": state.scaler.state_dict(),
         "numbers": [name for name, value in _optimizer_state(state).items() if not isinstance(value, Tensor)],
-        "groups": [_kept(group) for group in state.optimizer.param_groups],
+        "groups": [_settings(group) for group in state.optimizer.param_groups],
         "plain": {name: plain(module) for name, module in state.model.named_modules()},
         **{name: getattr(state, name) for name in _COUNTERS},
     }
@@ -60,9 +60,9 @@ def save(state: State, folder: Path, *, identity: str, made_of: Mapping[str, str
 
 
 def load(state: State, folder: Path, *, identity: str) -> dict[str, str]:
-    """Brings a prepared run to where the checkpoint left it; raises CheckpointError, the state then unchanged.
+    """Restores a prepared run from a checkpoint; raises CheckpointError, and the state is then unchanged.
 
-    Returns the `made_of` that it was saved with; earlier versions had none.
+    Returns the `made_of` given to `save`; empty for a checkpoint of an earlier version.
     """
     pointer = _pointer(folder)
     if pointer.get("identity") != identity:
@@ -83,14 +83,14 @@ def load(state: State, folder: Path, *, identity: str) -> dict[str, str]:
 
 
 def exists(folder: Path) -> bool:
-    """Returns whether the folder holds a checkpoint to go on from."""
+    """Returns whether the folder holds a checkpoint to resume from."""
     return (folder / POINTER).is_file()
 
 
 def clear(folder: Path) -> None:
-    """Removes the checkpoint of a run that has ended; the pointer goes first, so no half of it is ever left.
+    """Removes the checkpoint of a run that has ended; `checkpoint.json` first, so it never names a missing file.
 
-    Drafts of one that was killed while it wrote tensors go, too: they are as large as the model.
+    Drafts of a run that was killed while it wrote are removed, too: they are as large as the model.
     """
     (folder / POINTER).unlink(missing_ok=True)
     for state in (*folder.glob("state-*.safetensors"), *folder.glob(".*.safetensors.*.draft")):
@@ -98,9 +98,9 @@ def clear(folder: Path) -> None:
 
 
 def trained_tensors(model: nn.Module, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns what training changed, by name: trainable parameters, buffers, and frozen parameters written into.
+    """Returns the tensors that training changed, by name: trainable parameters, buffers, and written frozen parameters.
 
-    These, such as those of a teacher that follows the model, are told by the `first` marks (`resident.marks`).
+    The latter, such as those of a teacher that follows the model, differ from the `first` marks (`resident.marks`).
     """
     return {**dict(changing(model)), **written(model, first)}
 
@@ -117,22 +117,22 @@ def _tensors(state: State) -> dict[str, Tensor]:
 
 def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -> None:
     buffers = dict(state.model.named_buffers())
-    own = {n: p.detach() for n, p in state.model.named_parameters() if f"model.{n}" in stored}  # frozen ones, too
-    own |= trained_tensors(state.model, state.marks)
-    for name, tensor in own.items():
+    tensors = {n: p.detach() for n, p in state.model.named_parameters() if f"model.{n}" in stored}  # frozen ones, too
+    tensors |= trained_tensors(state.model, state.marks)
+    for name, tensor in tensors.items():
         other = stored.get(f"model.{name}")
         if other is None or (other.shape != tensor.shape and name not in buffers):
-            found = "nothing" if other is None else f"shape {tuple(other.shape)}"
-            raise CheckpointError(f"checkpoint has {found} for {name}, the model has shape {tuple(tensor.shape)}")
+            has = "nothing" if other is None else f"shape {tuple(other.shape)}"
+            raise CheckpointError(f"checkpoint has {has} for {name}, the model has shape {tuple(tensor.shape)}")
     if len(pointer["groups"]) != len(state.optimizer.param_groups):
         groups = f"{len(pointer['groups'])} groups of parameters, the optimizer {len(state.optimizer.param_groups)}"
         raise CheckpointError(f"checkpoint has {groups}")
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             if tensor.shape == (other := stored[f"model.{name}"]).shape:
                 tensor.copy_(other)
     _make_buffers(state, stored)
-    parameters = _optimized(state)
+    parameters = _parameters_of(state)
     # Adam keeps its step count on the CPU unless fused or capturable; the moments live with the parameter.
     steps_on_device = any(g.get("fused") or g.get("capturable") for g in state.optimizer.param_groups)
     for key, tensor in stored.items():
@@ -144,11 +144,11 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
                 continue
             on_device = name != "step" or steps_on_device
             moved = tensor.to(parameter.device) if on_device else tensor
-            if moved.shape == parameter.shape:  # laid out as it is: a fused step goes through both in one order
+            if moved.shape == parameter.shape:  # a fused step needs the memory layout of the parameter
                 moved = torch.empty_like(parameter, dtype=moved.dtype).copy_(moved)
             state.optimizer.state[parameter][name] = moved
     for group, kept in zip(state.optimizer.param_groups, pointer["groups"], strict=True):
-        group.update(kept)  # some optimisers keep what they have learned there, such as Prodigy its rate
+        group.update(kept)  # some optimisers keep state there, as Prodigy its learning rate
     for name, module in state.model.named_modules():
         for attribute, value in pointer["plain"].get(name, {}).items():
             setattr(module, attribute, value)
@@ -161,7 +161,7 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
 
 
 def _make_buffers(state: State, stored: Mapping[str, Tensor]) -> None:
-    """Gives the model the buffers that a forward pass had made, or made anew in another size."""
+    """Creates the model's buffers that a forward pass had created or resized before the checkpoint."""
     for prefix, module in state.model.named_modules():
         for name, buffer in list(module._buffers.items()):
             other = stored.get(f"model.{prefix}.{name}" if prefix else f"model.{name}")
@@ -170,24 +170,24 @@ def _make_buffers(state: State, stored: Mapping[str, Tensor]) -> None:
 
 
 def _optimizer_state(state: State) -> dict[str, Tensor | float]:
-    """Returns what the optimiser keeps of each parameter, by the name that it has in the file."""
-    found: dict[str, Tensor | float] = {}
-    for index, parameter in enumerate(_optimized(state)):
+    """Returns the optimiser's state of each parameter, by its name in the file."""
+    values: dict[str, Tensor | float] = {}
+    for index, parameter in enumerate(_parameters_of(state)):
         for name, value in state.optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor | int | float):
                 who = type(state.optimizer).__name__
                 raise CheckpointError(f"{who} keeps a {type(value).__name__}, {name}, which no checkpoint holds")
-            found[f"optimizer.{index}.{name}"] = value
-    return found
+            values[f"optimizer.{index}.{name}"] = value
+    return values
 
 
-def _kept(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers and words of a group of parameters, without how its device is to take a step."""
-    of_the_device = ("fused", "foreach", "capturable")
-    return {n: v for n, v in group.items() if isinstance(v, int | float | str) and n not in of_the_device}
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the numbers and texts of a parameter group, without settings that depend on the device."""
+    of_device = ("fused", "foreach", "capturable")
+    return {n: v for n, v in group.items() if isinstance(v, int | float | str) and n not in of_device}
 
 
-def _optimized(state: State) -> list[Tensor]:
+def _parameters_of(state: State) -> list[Tensor]:
     return [p for group in state.optimizer.param_groups for p in group["params"]]
 
 

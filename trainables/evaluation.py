@@ -1,8 +1,7 @@
-"""Quality on the validation split, in batches of training's micro-batch.
+"""Measures quality on the validation split, in batches of the micro-batch size of training.
 
-Evaluating holds no activations, so that mostly a micro-batch that fits in training fits here, too; where it does not,
-half of it is taken. All batches but the last are of one size, so that a workload which takes the plain mean of theirs
-is not far off.
+Evaluation keeps no activations, so a micro-batch that fits in training usually fits here, too; if not, it is halved.
+All batches but the last have one size, so the error of a workload that takes the plain mean of batches is small.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from trainables.state import State, check_objectives, watched
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Quality after `samples` training samples; `wall_s` is what measuring it took."""
+    """Quality after `samples` training samples; `wall_s` are the seconds of measuring it."""
 
     samples: int
     values: dict[str, float]
@@ -31,20 +30,20 @@ class Evaluation:
 
 
 def evaluate(state: State, model: nn.Module) -> Evaluation:
-    """Returns what `evaluate` does on the validation split; raises Diverged where an objective is not finite.
+    """Evaluates the workload on the validation split; raises Diverged if an objective is not finite.
 
-    A batch that runs out of the device's memory is halved for this evaluation and those to come, down to one sample.
+    If a batch runs out of device memory, batches are halved for this and all later evaluations, down to one sample.
     """
     start = time.perf_counter()
     model.eval()
     state.counts = state.capped and state.sparse.evaluation()
-    # As in training: what is compiled under a counter of operators stays uncompiled for good.
+    # As in training: a model compiled while operators are counted would stay uncompiled for good.
     called = state.model if state.counting else model
-    while (found := _judged(state, called)) is None:
+    while (result := _evaluate_once(state, called)) is None:
         state.evaluation_batch = (_size(state) + 1) // 2
         state.counts = state.capped
         garbage.collect()
-    values = {name: float(v) for name, v in found.items()}
+    values = {name: float(v) for name, v in result.items()}
     missing = [name for name in state.resident.workload.objectives if name not in values]
     if missing:
         raise KeyError(f"evaluate() returned {sorted(values)}, without {', '.join(missing)} of `objectives`")
@@ -52,15 +51,15 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     return Evaluation(state.samples, values, time.perf_counter() - start)
 
 
-def _judged(state: State, model: nn.Module) -> Mapping[str, float] | None:
-    """Returns what the workload makes of its validation batches, None where smaller ones may fit."""
-    # Timing cuDNN's kernels pays where a shape comes again: the last batch of a split does not, nor padded ones.
+def _evaluate_once(state: State, model: nn.Module) -> Mapping[str, float] | None:
+    """Returns the workload's objectives; None if memory ran out, and smaller batches may fit."""
+    # Timing cuDNN's kernels pays only if a shape comes again; the last batch and padded batches have other shapes.
     knobs, device = state.config.knobs.with_(cudnn_benchmark=False), state.device
     try:
         with torch.no_grad(), watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
             return state.resident.workload.evaluate(model, _on_device(state))
     except torch.OutOfMemoryError:
-        if _size(state) == 1 or state.ranks.count > 1:  # other ranks would wait for the one that begins again
+        if _size(state) == 1 or state.ranks.count > 1:  # the other ranks would wait during a second evaluation
             raise
         return None
 
@@ -71,7 +70,7 @@ def _size(state: State) -> int:
 
 
 def _on_device(state: State) -> Iterator[Any]:
-    """Yields the validation batches on the device; what the host makes on the way to one is not the device's."""
+    """Yields the validation batches on the device; tensors made on the host are not counted as device memory."""
     knobs, size = state.config.knobs, _size(state)
     collated: Iterator[Any] | None = None
     while True:

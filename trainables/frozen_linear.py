@@ -1,8 +1,8 @@
-"""Frozen linear layers of eight or four bits a weight, which adapters are trained beside (QLoRA, arXiv 2305.14314).
+"""Frozen linear layers with eight or four bits a weight, for training adapters beside them (QLoRA, arXiv 2305.14314).
 
-`int8` is plain PyTorch: whole numbers of eight bits, one scale for each output. `nf4` has bitsandbytes' format and
-kernels. The layers of that library are not used: what they hold cannot be traced without a card; on a CPU the one of
-four bits repacks itself for inference in eval mode, which frozen weights stay in, and the one of eight does not train.
+`int8` is plain PyTorch: integers of eight bits, one scale for each output. `nf4` uses bitsandbytes' format and kernels,
+but not its layers: their memory cannot be traced without a card. On a CPU, its 4-bit layer also repacks itself in eval
+mode, in which frozen weights stay, and its 8-bit layer does not train.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from trainables.offline import without_hub_kernels
 from trainables.workload import WorkloadError
 
 BLOCK_NUMBERS = 64
-"""Weights of nf4 that share a scale of 32 bits, as the library has it by default."""
+"""Number of nf4 weights that share a scale of 32 bits; the library's default."""
 LARGEST = 127
-"""The largest whole number of int8, as of its negatives."""
+"""The largest absolute value used in int8."""
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer whose weight is held in fewer bits, and made anew in its own type whenever it is asked for.
+    """A linear layer that stores its weight in fewer bits, and unpacks it whenever it is read.
 
-    It is trained through, never itself; nothing keeps the whole weight between forward and backward pass.
+    Gradients flow through it, but the layer itself is not trained. Nothing keeps the unpacked weight between forward
+    and backward pass.
     """
 
     def __init__(self, layer: nn.Linear, packed: Tensor, scales: Tensor) -> None:
@@ -43,7 +44,7 @@ class FrozenLinear(nn.Linear):
 
 
 class Int8Linear(FrozenLinear):
-    """Eight bits a weight and a scale for each output; each weight is within half a scale of what it was."""
+    """Eight bits a weight and a scale for each output; rounding changes a weight by at most half a scale."""
 
     def __init__(self, layer: nn.Linear) -> None:
         weight = layer.weight.detach()
@@ -52,7 +53,7 @@ class Int8Linear(FrozenLinear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The whole weight, (out, in), in the type that it had; bf16 holds the whole numbers exactly."""
+        """The unpacked weight, (out, in), in its original type; bf16 represents the integers exactly."""
         return self.packed.to(self._dtype).mul_(self.scales)
 
 
@@ -65,14 +66,14 @@ class Nf4Linear(FrozenLinear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The whole weight, (out, in), in the type that it had."""
+        """The unpacked weight, (out, in), in its original type."""
         shape, dtype = self._shape, self._dtype
-        found = _kernels().dequantize_4bit.default(self.packed, self.scales, BLOCK_NUMBERS, "nf4", shape, dtype)
-        return cast(Tensor, found)
+        weight = _kernels().dequantize_4bit.default(self.packed, self.scales, BLOCK_NUMBERS, "nf4", shape, dtype)
+        return cast(Tensor, weight)
 
 
 class _Product(torch.autograd.Function):
-    """The product of an input with a weight that is made for it, and made again for the input's gradient."""
+    """The product with an unpacked weight, which is unpacked again for the gradient of the input."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, layer: FrozenLinear) -> Tensor:
@@ -91,7 +92,7 @@ LAYERS: Mapping[str, Callable[[nn.Linear], nn.Linear]] = {"int8": Int8Linear, "n
 
 
 def freeze_linears(model: nn.Module, kind: str) -> None:
-    """Replaces each linear layer by a frozen one of that kind; raises WorkloadError where its package is missing."""
+    """Replaces each linear layer by a frozen one of type `kind`; raises WorkloadError if its package is missing."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:

@@ -1,7 +1,7 @@
-"""A garbage collection that has taken place when it returns.
+"""A garbage collection that is complete when the call returns.
 
-`gc.collect()` does nothing while another thread collects, and that may take seconds, as a DataLoader that is collected
-waits for its processes. What a trial left behind would then count as what the next one needs.
+`gc.collect()` returns at once while another thread collects. That may take seconds, since a collected DataLoader waits
+for its processes, and memory left by one trial would be counted for the next.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ LONGEST_S = 20.0
 
 
 def collect() -> None:
-    """Collects what nothing refers to; where another thread does, once it is done, or after `LONGEST_S`."""
-    begun: list[str] = []
-    us, until = threading.get_ident(), time.monotonic() + LONGEST_S
+    """Collects garbage; if another thread is collecting, waits for it first, at most `LONGEST_S`."""
+    phases: list[str] = []
+    this_thread, until = threading.get_ident(), time.monotonic() + LONGEST_S
 
-    def told(phase: str, info: Mapping[str, Any]) -> None:
-        if threading.get_ident() == us:
-            begun.append(phase)
+    def record(phase: str, info: Mapping[str, Any]) -> None:
+        if threading.get_ident() == this_thread:
+            phases.append(phase)
 
-    gc.callbacks.append(told)
+    gc.callbacks.append(record)
     try:
         gc.collect()
-        while not begun and time.monotonic() < until:
+        while not phases and time.monotonic() < until:
             time.sleep(0.01)
             gc.collect()
     finally:
-        gc.callbacks.remove(told)
+        gc.callbacks.remove(record)

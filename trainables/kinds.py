@@ -1,11 +1,11 @@
-"""Whether a knob that is said to change speed alone leaves alone what is learned: measured on one workload.
+"""Measures on one workload whether a system knob really leaves alone what is learned.
 
-One batch is trained on twice, with the knob changed and without: same samples, same weights, same seed, fp32. What then
-differs by more than rounding in a gradient, or in a buffer such as the running mean of batch norm, is learned
-otherwise. Dropout is off, as its draws depend on the micro-batch and their distribution does not; so is the rate, so
-that further batches meet the same weights. What draws random numbers elsewhere, as mixup does, is compared with itself
-under another seed first: what the knob changes by no more than that cannot be told. Of the micro-batch each module is
-then asked by itself whether it gives half of its batch the same values alone.
+One batch is trained on twice, with the knob changed and unchanged: same samples, same weights, same seed, fp32. If a
+gradient, or a buffer such as the running mean of batch norm, differs by more than rounding, the knob changes learning.
+Dropout is off: its draws depend on the micro-batch, although their distribution does not. The learning rate is nearly
+0, so that further batches meet the same weights. If other random numbers are drawn, as by mixup, the workload is first
+compared with itself under another seed: a smaller difference by the knob cannot be told from noise. For the micro-batch
+size, each module is also run on half of its batch, to find one that then gives other values.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from trainables.workload import Config, WorkloadError, phases
 
 SAMPLES, MOST_BATCHES = 8, 8
 GRADIENT_ROUNDING_FRAC = 1e-3
-"""The largest difference of a gradient, relative to its norm, that is taken for rounding."""
+"""The largest difference of a gradient, relative to its norm, that counts as rounding."""
 NOISE_TIMES = 3.0
-"""So many times the difference between two seeds says that a difference is the knob's."""
-OTHERWISE = "gives a sample other values beside other samples"
+"""A difference is due to the knob if it is more than so many times the difference between two seeds."""
+OTHERWISE = "gives a sample other values in a batch with other samples"
 STREAM = (
-    "the data set is a stream, which every loader process reads by itself: all of it, where it has no shards by "
+    "the data set is a stream, which every loader process reads by itself: all of it, unless it is sharded by "
     "get_worker_info()"
 )
 NOT_A_MEAN = (
@@ -52,34 +52,33 @@ _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
     **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
 }
-"""What every run of a comparison has."""
+"""The knobs that have the same value in every run of a comparison."""
 
 
 @dataclass
-class _Seen:
-    """What a run learned: gradients by batch and parameter, and buffers."""
+class _Learned:
+    """The result of one run: gradients by batch and parameter, and buffers."""
 
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    asks: int = 0
-    """The samples of a batch of which modules are asked for half, too; 0 where they are not."""
+    halved_samples: int = 0
+    """The samples of a batch, if modules are also run on half of it; otherwise 0."""
     unlike: str = ""
-    """The first that gave it other values than as a part of the batch."""
+    """The first module that gave the half other values than within the batch; "" for none."""
     is_stream: bool = False
-    """Whether its data set yields samples in an order of its own."""
+    """Whether the data set is a stream (IterableDataset)."""
     shows_model: bool = True
 
 
 def differing(
     resident: Resident | OwnResident, config: Config, changes: Mapping[str, Scalar], untold: list[str] | None = None
 ) -> dict[str, str]:
-    """Returns the knobs of `changes` whose other value changes what is learned, each with the reason in words; adds to
-    `untold` those of which it cannot be told.
+    """Returns the knobs of `changes` whose other value changes what is learned, with the reason in words; adds to
+    `untold` the knobs for which the measurement cannot tell.
 
-    Of `micro_batch_size` the value does not count: a batch of eight is trained on whole and in halves. A loop of one's
-    own is tried with the knobs that it asks for, on its first eight samples. Raises what the workload raises,
-    HookFailed where a hook does, and WorkloadError where a loop of one's own does not show its model, which all but
-    `num_workers` needs.
+    The value of `micro_batch_size` is ignored: a batch of eight is trained on whole and in halves. In a custom loop,
+    only knobs that it reads are tried, on its first eight samples. Raises what the workload raises, HookFailed if a
+    hook raised it, and WorkloadError if a custom loop does not show its model, which all knobs but `num_workers` need.
     """
     if isinstance(resident, OwnResident):
         changes, count = {name: value for name, value in changes.items() if name in resident.asked}, SAMPLES
@@ -91,98 +90,98 @@ def differing(
     if count < 2:
         return {}
     base = config.with_knobs(**_STEADY, batch_size=count, micro_batch_size=count)
-    found = {}
+    reasons = {}
     if "ram_cache" in changes and isinstance(resident, Resident) and _draws(resident, config, count):
-        found["ram_cache"] = "dataset[i] draws random numbers, and in RAM each sample has been drawn once and for all"
+        reasons["ram_cache"] = "dataset[i] draws random numbers, and in RAM each sample has been drawn once and for all"
     noise, module = cast(float | None, None), ""
     whole = _run(resident, base, count)
     if whole.is_stream and int(changes.get("num_workers", 0)) > 1:
-        found["num_workers"] = STREAM
+        reasons["num_workers"] = STREAM
     changes = {name: value for name, value in changes.items() if name not in ("ram_cache", *_STEADY)}
     if changes and not whole.shows_model:
         raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")
     halves = base.with_knobs(micro_batch_size=count // 2)
-    in_halves: _Seen | None = None
+    in_halves: _Learned | None = None
     for name, value in changes.items():
-        # In halves, since sorting changes nothing in a whole batch, and less is made there of what a knob changes.
+        # Batches are cut in halves: in a whole batch sorting changes nothing, and other knobs change less.
         changed = halves if name == "micro_batch_size" else halves.with_knobs(**{name: value})
         reference = whole
         if name != "micro_batch_size":
             reference = in_halves = in_halves or _run(resident, halves, count)
         try:
-            seen = _run(resident, changed, count)
-        except CheckpointError:  # a rate written into a function of a block that is computed again: not to be told
+            learned = _run(resident, changed, count)
+        except CheckpointError:  # a recomputed block has a function with a fixed dropout rate: nothing can be told
             continue
-        by, whose = _difference(reference, seen)
+        by, whose = _difference(reference, learned)
         if by <= GRADIENT_ROUNDING_FRAC:
             continue
         if noise is None:
             again = _run(resident, base, count, noise_seed=1, halves=True)
             noise, module = _difference(whole, again)[0], again.unlike
         if name == "micro_batch_size" and module:
-            found[name] = f"{module} {OTHERWISE}"
+            reasons[name] = f"{module} {OTHERWISE}"
         elif noise <= GRADIENT_ROUNDING_FRAC:
-            found[name] = _because(name, whose)
+            reasons[name] = _reason(name, whose)
         elif by > NOISE_TIMES * noise:
-            found[name] = "a step comes out otherwise by more than its random numbers make of it"
+            reasons[name] = "a step differs by more than its random numbers explain"
         elif untold is not None:
             untold.append(name)
-    return found
+    return reasons
 
 
 def _run(
     resident: Resident | OwnResident, config: Config, count: int, noise_seed: int = 0, *, halves: bool = False
-) -> _Seen:
-    """Returns what training on the same few samples learned, in every phase of the workload.
+) -> _Learned:
+    """Returns what training on the first `count` samples learned, in every phase of the workload.
 
-    With `halves` modules are asked for the first half of the first batch once more.
+    With `halves`, modules are also run on the first half of the first batch.
     """
-    seen = _Seen(asks=count if halves else 0)
+    learned = _Learned(halved_samples=count if halves else 0)
     if isinstance(resident, OwnResident):
-        return _run_own(resident, config, count, noise_seed, seen)
+        return _run_custom_loop(resident, config, count, noise_seed, learned)
     few = Few(resident, {"train": count, "val": count})
     shares = phases(resident.workload, config)
     batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
     state = loop.prepare(few, config, Plan(samples=count * batches))
-    with _watching(seen, state.model, state.optimizer, config), _NoDropout(), torch.random.fork_rng():
+    with _recording(learned, state.model, state.optimizer, config), _NoDropout(), torch.random.fork_rng():
         torch.manual_seed(noise_seed)
         for _ in loop.train(state):
             pass
-    return seen
+    return learned
 
 
-def _run_own(resident: OwnResident, config: Config, count: int, noise_seed: int, seen: _Seen) -> _Seen:
-    """Returns what the first batch of a loop of one's own learned; `noise_seed` is set where it has drawn the batch."""
+def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> _Learned:
+    """Returns what the first batch of a custom loop taught; `noise_seed` is set after the batch was drawn."""
     state = own_loop.prepare(resident, config, Plan(samples=count), within=_NoDropout())
-    # Else what is drawn behind it, as augmentations are, would differ by the cut.
+    # Without it, numbers drawn after the batch, as for augmentation, would depend on the micro-batch.
     state.noise_seed = noise_seed or None
-    seen.is_stream = isinstance(state.dataset, IterableDataset)
+    learned.is_stream = isinstance(state.dataset, IterableDataset)
     with contextlib.closing(own_loop.train(state)) as events, contextlib.ExitStack() as stack:
         if state.model is None or state.optimizer is None:
-            next(events)  # a generator that has begun can be closed
-            seen.shows_model = False
-            return seen
-        stack.enter_context(_watching(seen, state.model, state.optimizer, config))
+            next(events)  # a generator must have begun to be closed
+            learned.shows_model = False
+            return learned
+        stack.enter_context(_recording(learned, state.model, state.optimizer, config))
         for _ in events:
             pass
-    return seen
+    return learned
 
 
 @contextlib.contextmanager
-def _watching(seen: _Seen, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> Iterator[None]:
-    """Keeps what is learned inside the block, by the same kernels each time and without dropout in recurrent nets."""
+def _recording(learned: _Learned, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> Iterator[None]:
+    """Records what is learned inside the block, with deterministic kernels and without dropout in modules."""
     names = {id(p): name for name, p in model.named_parameters()}
 
-    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        own = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-        seen.gradients.append({names.get(id(p), "?"): p.grad.detach().to("cpu", copy=True) for p in own})
+    def record_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        trained = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+        learned.gradients.append({names.get(id(p), "?"): p.grad.detach().to("cpu", copy=True) for p in trained})
 
     with contextlib.ExitStack() as stack:
-        # Behind the step: a framework may hand it a closure, in which the gradients come about.
-        stack.callback(optimizer.register_step_post_hook(stepped).remove)
-        for name, module in model.named_modules() if seen.asks else ():
+        # After the step: a framework may give `step` a closure that computes the gradients.
+        stack.callback(optimizer.register_step_post_hook(record_gradients).remove)
+        for name, module in model.named_modules() if learned.halved_samples else ():
             if next(module.children(), None) is None:
-                stack.callback(module.register_forward_hook(_told(seen, _label(name, module))).remove)
+                stack.callback(module.register_forward_hook(_halving_hook(learned, _label(name, module))).remove)
         stack.enter_context(_without_dropout(model))
         if config.device.startswith("cuda"):
             cudnn = torch.backends.cudnn
@@ -191,66 +190,65 @@ def _watching(seen: _Seen, model: nn.Module, optimizer: torch.optim.Optimizer, c
             cudnn.deterministic = True
         yield
     for name, module in model.named_modules():
-        for own, buffer in module.named_buffers(recurse=False):
+        for buffer_name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point():
-                seen.buffers[_label(name, module), own] = buffer.detach().to("cpu", copy=True)
+                learned.buffers[_label(name, module), buffer_name] = buffer.detach().to("cpu", copy=True)
 
 
 def _label(name: str, module: nn.Module) -> str:
     return f"{type(module).__name__} ({name})" if name else type(module).__name__
 
 
-def _told(seen: _Seen, label: str) -> Callable[..., None]:
-    """Returns the hook that keeps the label of the first module which gives half of the first batch other values."""
+def _halving_hook(learned: _Learned, label: str) -> Callable[..., None]:
+    """Returns a forward hook that records the label of the first module that gives half of a batch other values."""
 
-    def called(module: nn.Module, asked: Any, given: Any) -> None:
-        if not seen.gradients and not seen.unlike and _is_other_alone(module, asked, seen.asks):
-            seen.unlike = label
+    def test_half(module: nn.Module, inputs: Any, output: Any) -> None:
+        if not learned.gradients and not learned.unlike and _depends_on_batch(module, inputs, learned.halved_samples):
+            learned.unlike = label
 
-    return called
+    return test_half
 
 
-def _is_other_alone(module: nn.Module, asked: tuple[Any, ...], count: int) -> bool:
-    """Returns whether a module gives the first half of its batch other values alone; False where that is not told.
+def _depends_on_batch(module: nn.Module, inputs: tuple[Any, ...], count: int) -> bool:
+    """Returns whether a module gives the first half of its batch other values alone; False if that cannot be told.
 
-    Copies of it are asked, so that neither what it keeps nor what it changes in place is touched.
+    Copies of the module are run, so that its state and its inputs stay unchanged.
     """
-    if not asked or not all(isinstance(one, Tensor) and one.dim() and len(one) == len(asked[0]) for one in asked):
+    if not inputs or not all(isinstance(x, Tensor) and x.dim() and len(x) == len(inputs[0]) for x in inputs):
         return False
-    rows, rest = divmod(len(asked[0]), count)  # of one sample
+    rows, rest = divmod(len(inputs[0]), count)  # rows of one sample
     if rest or not rows:
         return False
     half, whole = count // 2 * rows, count * rows
-    cuda = [asked[0].device] if asked[0].is_cuda else []
+    cuda = [inputs[0].device] if inputs[0].is_cuda else []
 
-    def given(size: int) -> Tensor:
-        own = copy.deepcopy(module)
-        found: Tensor = type(module).forward(own, *(one.detach()[:size].clone() for one in asked))
-        return found.detach()[:half].to("cpu", torch.float32)
+    def values_of_half(size: int) -> Tensor:
+        output: Tensor = type(module).forward(copy.deepcopy(module), *(x.detach()[:size].clone() for x in inputs))
+        return output.detach()[:half].to("cpu", torch.float32)
 
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=cuda):
-            alone, again, beside = given(half), given(half), given(whole)
+            alone, again, in_batch = values_of_half(half), values_of_half(half), values_of_half(whole)
         draws = _is_unlike(alone, again)
-        return not draws and alone.shape == beside.shape and len(alone) == half and _is_unlike(alone, beside)
-    except Exception:  # whatever a module raises that is called otherwise than it was made for
+        return not draws and alone.shape == in_batch.shape and len(alone) == half and _is_unlike(alone, in_batch)
+    except Exception:  # whatever a module raises that is called in another way than it was made for
         return False
 
 
-def _is_unlike(one: Tensor, other: Tensor) -> bool:
-    scale = float(one.double().norm())
-    return float((one.double() - other.double()).norm()) > GRADIENT_ROUNDING_FRAC * scale + 1e-12
+def _is_unlike(a: Tensor, b: Tensor) -> bool:
+    scale = float(a.double().norm())
+    return float((a.double() - b.double()).norm()) > GRADIENT_ROUNDING_FRAC * scale + 1e-12
 
 
-def _difference(one: _Seen, other: _Seen) -> tuple[float, str]:
-    """Returns the largest relative difference of a gradient or a buffer, and whose buffer it is, "" for a gradient."""
+def _difference(reference: _Learned, other: _Learned) -> tuple[float, str]:
+    """Returns the largest relative difference of a gradient or buffer, and the buffer's module, "" for a gradient."""
     worst, whose = 0.0, ""
-    steps = zip(one.gradients, other.gradients, strict=False)
-    pairs: list[tuple[Mapping[Any, Tensor], Mapping[Any, Tensor]]] = [*steps, (one.buffers, other.buffers)]
+    steps = zip(reference.gradients, other.gradients, strict=False)
+    pairs: list[tuple[Mapping[Any, Tensor], Mapping[Any, Tensor]]] = [*steps, (reference.buffers, other.buffers)]
     for a, b in pairs:
         if a.keys() != b.keys():
             return math.inf, ""
-        # Gradients that are 0 but for rounding, such as those of a bias before a norm, are held to the whole.
+        # A gradient that is 0 but for rounding, such as that of a bias before a norm, is compared with all gradients.
         whole = math.sqrt(sum(float(t.double().square().sum()) for t in a.values()))
         for key, tensor in a.items():
             if tensor.shape != b[key].shape:
@@ -258,19 +256,19 @@ def _difference(one: _Seen, other: _Seen) -> tuple[float, str]:
             by = float((tensor.double() - b[key].double()).norm())
             norm = float(tensor.double().norm()) + 1e-3 * whole
             if by > worst * norm and math.isfinite(by) and norm > 0:
-                worst, whose = by / norm, key[0] if a is one.buffers else ""
+                worst, whose = by / norm, key[0] if a is reference.buffers else ""
     return worst, whose
 
 
-def _because(name: str, whose: str) -> str:
-    """Returns why a knob changes what is learned where no module is the reason; `whose` buffer differs, "" for none."""
+def _reason(name: str, whose: str) -> str:
+    """Returns why a knob changes what is learned; a buffer of module `whose` differs, "" if a gradient does."""
     if name == "micro_batch_size":
         return NOT_A_MEAN
-    return f"{whose} updates its buffers otherwise" if whose else "its gradients come out otherwise"
+    return f"{whose} updates its buffers differently" if whose else "its gradients differ"
 
 
 def _draws(resident: Resident, config: Config, count: int) -> bool:
-    """Returns whether a sample read twice under other seeds is another."""
+    """Returns whether a sample differs when it is read under another seed."""
     dataset = resident.dataset(config.with_knobs(ram_cache=False), "train")
     state = random.getstate()
     reads = []
@@ -280,13 +278,13 @@ def _draws(resident: Resident, config: Config, count: int) -> bool:
             random.seed(seed)
             reads.append([tensors_of(dataset[i]) for i in range(count)])
     random.setstate(state)
-    pairs = [(a, b) for one, other in zip(*reads, strict=True) for a, b in zip(one, other, strict=False)]
+    pairs = [pair for samples in zip(*reads, strict=True) for pair in zip(*samples, strict=False)]
     return any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
 
 
 @contextlib.contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Inside the block the rates of modules are 0; `_NoDropout` is for functions with rates of their own."""
+    """Sets the dropout rates of modules to 0 inside the block; `_NoDropout` does so for calls of functions."""
     with contextlib.ExitStack() as stack:
         for module in model.modules():
             for name, value in list(vars(module).items()):
@@ -298,12 +296,12 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 class _NoDropout(TorchFunctionMode):
-    """Takes dropouts, and those inside of attention, for nothing."""
+    """Turns off dropout functions, and the dropout inside of attention."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Returns the input of a dropout, and what every other function returns."""
+        """Returns its input for a dropout function, and the normal result for any other function."""
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if name.rstrip("123d_").endswith("dropout"):
             return args[0] if args else kwargs["input"]

@@ -1,4 +1,4 @@
-"""The columns of the knob table: what is known of a knob besides its name. No torch."""
+"""The columns of the knob table: all facts about a knob besides its name. Torch is not imported here."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, Literal, Protocol, cast, get_args
 Scalar = bool | int | float | str
 Kind = Literal["system", "learning", "both"]
 Memory = Literal["none", "step", "minor", "switch", "group"]
-"""How a knob moves a step's peak memory.
+"""How a knob changes a step's peak memory.
 
-group: by its values a sample or a parameter needs another amount, so each is measured for itself; numbers between two
-measured ones are read off. switch: the same, and all that counts is whether it is above 0. minor: by a few per cent,
-which the guard's margin holds. step: by how many samples a micro-step has, or whether gradients of earlier micro-steps
-are held in it; one profile has all of that.
+group: the bytes of a sample or a parameter depend on the value, so each value is measured; numbers between two measured
+values are interpolated. switch: as group, but only zero and non-zero differ. minor: by a few per cent, which the
+guard's margin covers. step: through the samples of a micro-step, or the gradients of earlier micro-steps that it holds;
+one profile covers both.
 """
 Span = Literal["loader", "augment", "transfer", "compute", "optimizer", "none"]
-"""The part of a step that a knob can shorten; of one that takes no time, the knob is not worth a probe.
+"""The part of a step that a knob can shorten; if that part takes no time, the knob is not worth a probe.
 
-Of a system knob, optimizer says that it changes nothing else: probes judge it by the optimiser step alone.
+A system knob with "optimizer" changes no other part: probes judge it by the optimiser step alone.
 """
 Bound = Literal["loader", "transfer", "launch", "compute", "memory", "optimizer"]
 AskedBy = Literal["loader", "batch", "prepare", "batches", "around", "autocast", "backward", "clip", "name"]
-"""What applies a knob in a loop of one's own. around: it is set around a training, whoever's loop that is in. clip: a
-`run.backward` without a `max_norm` of its own. name: their own lines, which read it by `run["..."]`."""
+"""The call of `run` that applies a knob in a custom loop. around: it is set around any training. clip: `run.backward`
+without `max_norm`. name: none; the user's own code reads the knob by `run["..."]`."""
 CALLS: Mapping[AskedBy, str] = {
     "loader": "run.loader()",
     "batch": "run.loader() and run.backward(loss, optimizer)",
@@ -37,23 +37,23 @@ CALLS: Mapping[AskedBy, str] = {
     "around": "run.batches(loader)",
     "autocast": "run.autocast()",
     "backward": "run.backward(loss, optimizer)",
-    "clip": "run.backward(loss, optimizer) without a max_norm of its own",
+    "clip": "run.backward(loss, optimizer) without a max_norm",
     "name": "",
 }
-"""The call of `run` that asks for a knob, by what its row says."""
+"""The call of `run` that applies a knob, by the column `asked_by`."""
 Seen = Mapping[str, Any]
 """The facts of a first step, `trainables.witness.Witness.facts`."""
 Found = tuple[str, bool | None] | None
-"""What the first step showed, in words, and whether it is what was asked (None: cannot be told); None for nothing."""
+"""The finding of the first step, in words, and whether it agrees with the knob (None: unknown); None for no finding."""
 Reader = Callable[[Any, Seen], Found]
-"""(value asked, facts seen) -> found."""
+"""(value of the knob, facts of the first step) -> what was found."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What values a knob may take: a closed list of `values`, or numbers from `low` to `high` (both allowed).
+    """The values that a knob may take: a closed list of `values`, or numbers from `low` to `high`, both included.
 
-    `low_excluded` makes the lower end open, for quantities that must be positive.
+    `low_excluded` excludes the lower end, for quantities that must be positive.
     """
 
     type: type[bool] | type[int] | type[float] | type[str]
@@ -72,9 +72,9 @@ class Domain:
         return " ".join(part for part in (name, lower, "and" if lower and upper else "", upper) if part)
 
     def check(self, value: object) -> Scalar:
-        """Returns `value` as the knob's own type, or raises ValueError with what is allowed.
+        """Returns `value` in the knob's type, or raises ValueError with the allowed values.
 
-        A whole number is taken where a number is asked; nothing else is converted ("yes" is not True).
+        A whole number is accepted for a float; nothing else is converted ("yes" is not True).
         """
         if self.values:
             for allowed in self.values:
@@ -93,19 +93,19 @@ class Domain:
 
 FLAG = Domain(bool, values=(False, True))
 _OF_VALUES = Domain(str)
-"""Stands for a domain that is to be made of `values`, `low` and `high`."""
+"""Placeholder for a domain that `Knob` makes of `values`, `low` and `high`."""
 
 
 @dataclass(frozen=True)
 class Requires:
-    """The values of another knob under which a knob has an effect: all `above` a number, or the one it `equals`."""
+    """A condition on another knob, under which a knob has an effect: it is `above` a number, or `equals` a value."""
 
     knob: str
     above: float | None = None
     equals: Scalar | None = None
 
     def met(self, value: object) -> bool:
-        """Returns whether the other knob's `value` is one of them."""
+        """Returns whether `value` of the other knob meets the condition."""
         if self.above is None:
             return value == self.equals and isinstance(value, bool) == isinstance(self.equals, bool)
         return isinstance(value, int | float) and value > self.above
@@ -117,35 +117,35 @@ class Requires:
 
     @property
     def example(self) -> str:
-        """Returns a setting that meets it, as typed: a list where the other knob is worth a search of its own."""
+        """Returns a setting that meets the condition, as typed; a list if the other knob is worth searching, too."""
         if self.above is not None:
             return f"knobs.{self.knob}=[0,2,4]"
         return f"knobs.{self.knob}={'[false,true]' if self.equals is True else word(self.equals)}"
 
 
 class Device(Protocol):
-    """Where a configuration is to run; `capability` is CUDA's, None where it does not apply or is not known."""
+    """The device that a configuration is to run on."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the device."""
 
     @property
     def device(self) -> str:
-        """Its type: "cpu", "cuda", or "auto" until the study has looked."""
+        """Its type: "cpu", "cuda", or "auto" before the study has detected it."""
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """Its compute capability."""
+        """Its CUDA compute capability; None if it has none or it is not known."""
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The types of numbers it computes in, of fp32, bf16 and fp16."""
+        """The number types it supports, of fp32, bf16 and fp16."""
 
 
 @dataclass(frozen=True)
 class DeviceRule:
-    """Which `values` of a knob need something of the device: `needs` in words, and the sentence why it is not there."""
+    """A requirement of some `values` of a knob on the device: in words, and a function to the reason if not met."""
 
     values: tuple[Scalar, ...]
     needs: str
@@ -153,11 +153,11 @@ class DeviceRule:
 
 
 VOLTA, AMPERE = (7, 0), (8, 0)
-"""The first with code of Triton, and the first with bfloat16 and TensorFloat-32, as compute capabilities."""
+"""Compute capabilities: the first that Triton supports, and the first with bfloat16 and TensorFloat-32."""
 
 
 def only_on(device: Literal["cuda", "cpu"], why: str, *values: Scalar) -> DeviceRule:
-    """Returns the rule of values that only such a device honours; `why` begins the sentence about another."""
+    """Returns the rule that `values` (default: True) need this type of device; `why` begins the sentence otherwise."""
     other = "cpu" if device == "cuda" else "cuda"
     sentence = f"{why}, and this runs on {'the cpu' if other == 'cpu' else 'a CUDA device'}"
     needs = "a CUDA device" if device == "cuda" else "a CPU"
@@ -165,7 +165,7 @@ def only_on(device: Literal["cuda", "cpu"], why: str, *values: Scalar) -> Device
 
 
 def capability(least: tuple[int, int], what: str, *values: Scalar) -> DeviceRule:
-    """Returns the rule of values that need a compute capability; a CPU and an unknown one are not refused."""
+    """Returns the rule that values need a compute capability; a CPU and an unknown capability are not refused."""
     text = ".".join(map(str, least))
 
     def why_not(on: Device, _: Scalar) -> str | None:
@@ -177,13 +177,13 @@ def capability(least: tuple[int, int], what: str, *values: Scalar) -> DeviceRule
 
 
 def package(name: str, extra: str, *values: Scalar) -> DeviceRule:
-    """Returns the rule of values that need an optional package."""
+    """Returns the rule that values need an optional package."""
     sentence = f"it needs the package {name}, pip install 'cardtune[{extra}]'"
     return DeviceRule(values, f"the package {name}", lambda *_: None if importlib.util.find_spec(name) else sentence)
 
 
 def card_types(*values: Scalar) -> DeviceRule:
-    """Returns the rule of number types that a card has to have."""
+    """Returns the rule that number types must be among those of the card."""
 
     def why_not(on: Device, value: Scalar) -> str | None:
         return None if value in on.dtypes else f"{value} is not a type of card {on.name} ({', '.join(on.dtypes)})"
@@ -192,7 +192,7 @@ def card_types(*values: Scalar) -> DeviceRule:
 
 
 def cpu_flags(why: str, flags: tuple[str, ...], *values: Scalar) -> DeviceRule:
-    """Returns the rule of values for which a CPU has to have one of the `flags`; an unknown CPU is not refused."""
+    """Returns the rule that values need a CPU with one of the `flags`; an unknown CPU is not refused."""
 
     def why_not(on: Device, _: Scalar) -> str | None:
         here = flags_of_cpu() if on.device == "cpu" else frozenset()
@@ -203,7 +203,7 @@ def cpu_flags(why: str, flags: tuple[str, ...], *values: Scalar) -> DeviceRule:
 
 @cache
 def flags_of_cpu() -> frozenset[str]:
-    """Returns the instruction sets of this machine's processor by Linux's names; empty where they are not known."""
+    """Returns the instruction sets of this machine's processor by Linux's names; empty if they are not known."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -213,7 +213,7 @@ def flags_of_cpu() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a remedy may depend on: the kind of device, and shares from 0 to 1 of the processor and of the time."""
+    """Measurements that a remedy may depend on: the device type; shares, 0 to 1, of the processor and of the time."""
 
     cuda: bool
     cpu_frac: float = 0.0
@@ -221,7 +221,7 @@ class Measured:
 
 
 Remedy = Callable[[Any, Measured], Scalar | None]
-"""(own knobs, what was measured) -> the value that may help; None or the value it has already for none."""
+"""(current knobs, measurements) -> the value that may help; None or the current value for none."""
 
 
 def turn(value: Scalar) -> Remedy:
@@ -231,17 +231,17 @@ def turn(value: Scalar) -> Remedy:
 
 @dataclass(frozen=True)
 class Knob:
-    """One row of the table: what a knob is by default, what it can change, and what values it may take.
+    """One row of the table: the default of a knob, its kind, and the values that it may take.
 
-    Of a workload's own, as in `knobs = {"channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True)}`:
-    `kind` is "system" (speed and memory only), "learning" (what is learned only) or "both"; the values are those of a
-    list, or numbers from `low` to `high`, both allowed, or a default of true or false alone; `shapes_model` says that
-    `model()` reads it, so that a change needs a new model. `doc` is a sentence for people. Raises ValueError for what
-    does not go together.
+    A workload declares its own as in `knobs = {"channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True)}`.
+    `kind` is "system" (speed and memory only), "learning" (what is learned only) or "both". The values are a list, or
+    numbers from `low` to `high`, both included; a default of True or False needs neither. `shapes_model` says that
+    `model()` reads the knob, so that a change needs a new model. `doc` is a sentence for people. Raises ValueError for
+    arguments that contradict each other.
 
-    Further columns are for the rows of the loop: `acts_in` are the modules of `trainables` that act on it. `seen` reads
-    it back from a first step. `asked_by` is the call of `run` that applies it in a
-    loop of one's own. `remedies` are by what bounds a step. `also` are other names that people use.
+    Further columns are for the rows of the loop: `acts_in` are the modules of `trainables` that act on the knob. `seen`
+    reads it back from a first step. `asked_by` is the call of `run` that applies it in a custom loop. `remedies` are by
+    the bottleneck of a step. `also` are other names that people use.
     """
 
     default: Scalar
@@ -250,9 +250,9 @@ class Knob:
     doc: str = ""
     acts_in: tuple[str, ...] = ("workload",)
     memory: Memory | None = None
-    """None: each value is measured, or, of a learning knob, none moves it by much."""
+    """Default: "group"; for a learning knob "none", or "minor" if it shapes the model."""
     span: Span | None = None
-    """None: compute, or, of a learning knob, none."""
+    """Default: "compute"; for a learning knob "none"."""
     seen: Reader | None = None
     asked_by: AskedBy = "name"
     requires: Requires | None = None
@@ -261,29 +261,29 @@ class Knob:
     also: tuple[str, ...] = ()
     shapes_model: bool = False
     auto: tuple[Scalar, ...] = ()
-    """What "auto" stands for in a space, as far as the device honours it and the machine has room for it."""
+    """The values that "auto" stands for in a space, less those that the device or the machine does not support."""
     replaced_by: str = ""
-    """The hook of a workload in whose presence the loop has no use for the knob."""
+    """The hook of a workload that replaces the knob."""
     by_hand: str = ""
-    """How one's own code has it, in a few words: for a framework that has none for it, and the page of knobs."""
+    """How a script has it without cardtune, in a few words: for exports to frameworks, and the page of knobs."""
     values: InitVar[Sequence[Scalar]] = ()
     low: InitVar[float] = -math.inf
     high: InitVar[float] = math.inf
 
     def __post_init__(self, values: Sequence[Scalar], low: float, high: float) -> None:
-        said = f"Knob({self.default!r}, {self.kind!r}, ...)"
+        what = f"Knob({self.default!r}, {self.kind!r}, ...)"
         if self.kind not in get_args(Kind):
-            raise ValueError(f"{said}: kind is {self.kind!r}; allowed: {', '.join(get_args(Kind))}")
+            raise ValueError(f"{what}: kind is {self.kind!r}; allowed: {', '.join(get_args(Kind))}")
         if not isinstance(self.default, bool | int | float | str):
-            raise ValueError(f"{said}: the default is no true or false, number or text")
+            raise ValueError(f"{what}: the default is no true or false, number or text")
         if self.domain is _OF_VALUES:
-            object.__setattr__(self, "domain", _domain(said, self.default, tuple(values), low, high))
+            object.__setattr__(self, "domain", _domain(what, self.default, tuple(values), low, high))
         elif not isinstance(self.domain, Domain):
-            raise ValueError(f"{said}: name what it may be, as in values={self.domain!r}")
+            raise ValueError(f"{what}: name what it may be, as in values={self.domain!r}")
         try:
             object.__setattr__(self, "default", self.domain.check(self.default))
         except ValueError as error:
-            raise ValueError(f"{said}: the default: {error}") from None
+            raise ValueError(f"{what}: the default: {error}") from None
         learning = self.kind == "learning"
         if self.memory is None:
             moves = ("minor" if self.shapes_model else "none") if learning else "group"
@@ -292,13 +292,13 @@ class Knob:
             object.__setattr__(self, "span", "none" if learning else "compute")
 
     def as_raw(self) -> dict[str, Any]:
-        """Returns what a record keeps of a workload's own knob, as plain values; `of_raw` reads it back."""
-        own, ends = self.domain, (self.domain.low, self.domain.high)
+        """Returns a workload's own knob as plain values for a record; `of_raw` reads it back."""
+        domain, ends = self.domain, (self.domain.low, self.domain.high)
         return {
             "default": self.default,
             "kind": self.kind,
-            "type": own.type.__name__,
-            "values": list(own.values),
+            "type": domain.type.__name__,
+            "values": list(domain.values),
             "range": [end if math.isfinite(end) else None for end in ends],
             "memory": self.memory,
             "span": self.span,
@@ -308,7 +308,7 @@ class Knob:
 
     @classmethod
     def of_raw(cls, raw: Mapping[str, Any]) -> Knob:
-        """Returns the knob of a record; raises KeyError, TypeError or ValueError for what is none."""
+        """Returns the knob of a record; raises KeyError, TypeError or ValueError if `raw` is no knob."""
         low, high = (math.nan if end is None else end for end in raw["range"])
         ends = (-math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high)
         domain = Domain(_BY_NAME[raw["type"]], tuple(raw["values"]), *ends)
@@ -316,33 +316,33 @@ class Knob:
         return cls(raw["default"], raw["kind"], domain, **more)
 
 
-_BY_NAME: Mapping[str, type[Any]] = {one.__name__: one for one in (bool, int, float, str)}
+_BY_NAME: Mapping[str, type[Any]] = {type_.__name__: type_ for type_ in (bool, int, float, str)}
 
 
-def _domain(said: str, default: Scalar, values: tuple[Scalar, ...], low: float, high: float) -> Domain:
-    """Returns what a knob of a workload's own may be, by what its file gives."""
+def _domain(what: str, default: Scalar, values: tuple[Scalar, ...], low: float, high: float) -> Domain:
+    """Returns the domain of a workload's own knob, from the arguments of `Knob`; raises ValueError."""
     if isinstance(default, bool):
         return FLAG
     ranged = low > -math.inf or high < math.inf
     if values and ranged:
-        raise ValueError(f"{said}: values, low and high are given; leave out the values, or both ends")
+        raise ValueError(f"{what}: values, low and high are given; leave out the values, or both ends")
     if values:
         kinds = {type(value) for value in values} - {int if isinstance(default, float) else None}
         if len(kinds - {float}) > 1 or not kinds <= {int, float, str}:
-            raise ValueError(f"{said}: values={values!r} must be numbers, or texts")
+            raise ValueError(f"{what}: values={values!r} must be numbers, or texts")
         return Domain(str if str in kinds else float if float in kinds else int, values=values)
     if isinstance(default, str):
-        raise ValueError(f"{said}: a text needs the texts it may be, as in values=({default!r}, ...)")
+        raise ValueError(f"{what}: a text needs the texts it may be, as in values=({default!r}, ...)")
     if not low <= high:
-        raise ValueError(f"{said}: low={low!r} is greater than high={high!r}")
+        raise ValueError(f"{what}: low={low!r} is greater than high={high!r}")
     whole = isinstance(default, int) and all(math.isinf(end) or end == int(end) for end in (low, high))
     return Domain(int if whole else float, low=low, high=high)
 
 
 def refusal(row: Knob, value: object, device: Device) -> str | None:
-    """Returns why the device cannot honour the value of a knob, None where it can."""
-    asked = (rule for rule in row.rules for v in rule.values if v is value or (v == value and type(v) is type(value)))
-    reasons = (rule.why_not(device, cast(Scalar, value)) for rule in asked)
+    """Returns why the device does not support the value of a knob, None if it does."""
+    rules = (rule for rule in row.rules for v in rule.values if v is value or (v == value and type(v) is type(value)))
+    reasons = (rule.why_not(device, cast(Scalar, value)) for rule in rules)
     return next((reason for reason in reasons if reason is not None), None)
 
 

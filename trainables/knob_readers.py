@@ -1,8 +1,7 @@
-"""How a knob is read back from the facts of a first step: (value asked, facts seen) -> what was seen, and whether it is
-what was asked.
+"""Readers of knobs: (value of the knob, facts of a first step) -> what was seen, and whether it agrees with the value.
 
-Words hold no measured figure, so that the same sentence comes whenever the same is seen. A reader may raise for facts
-of another version or damaged ones: who asks (`tuning.search.runtime_check`) leaves such a knob out.
+The words contain no measured figure, so that equal facts give the same sentence. A reader may raise for damaged facts
+or those of another version: the caller (`tuning.search.runtime_check`) leaves such a knob out.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from typing import Any
 from trainables.knob_columns import Found, Reader, Seen
 
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
-"""Types of autocast as a knob and as torch call them."""
+"""Types of autocast: the knob's value -> torch's name."""
 
 
 def flag(key: str, on: str, off: str) -> Reader:
-    """Returns the reader of a fact that is as true as the knob; without that fact only True is an open claim."""
+    """Returns a reader for a fact that is true if the knob is; if the fact is missing, only True disagrees."""
 
     def read(asked: Any, seen: Seen) -> Found:
         if key not in seen:
             return (off, False) if asked is True else None
-        if seen[key] is None:  # where it would show was not watched
+        if seen[key] is None:  # that part of the step was not watched
             return None
         return (on if seen[key] else off), bool(seen[key]) == asked
 
@@ -29,12 +28,12 @@ def flag(key: str, on: str, off: str) -> Reader:
 
 
 def equal(key: str, words: str) -> Reader:
-    """Returns the reader of a fact that equals the knob; `words` hold a {} for it."""
+    """Returns a reader for a fact that equals the knob; `words` has a {} for the fact."""
     return lambda asked, seen: (words.format(seen[key]), seen[key] == asked) if seen.get(key) is not None else None
 
 
 def listed(key: str, words: str) -> Reader:
-    """Returns the reader of a list of numbers, one of which should be the knob's; none for an empty one."""
+    """Returns a reader for a list of numbers that should contain the knob's; an empty list is no finding."""
 
     def read(asked: Any, seen: Seen) -> Found:
         numbers = [float(v) for v in seen.get(key, ())]

@@ -1,7 +1,7 @@
-"""The values of knobs, and which knobs a workload has.
+"""The values of knobs, and the table of the knobs that a workload has.
 
-A `KnobTable` is the rows of one workload: those of `trainables.loop_knobs`, and the ones that its file declares. One is
-in use in a process at a time. Torch is not imported here, so that a configuration can be checked before torch is.
+A `KnobTable` holds the rows of one workload: those of `trainables.loop_knobs`, and those that its file declares. A
+process uses one table at a time. Torch is not imported here, so that a configuration is checked before that import.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ __all__ = [
 
 
 class Knobs(LoopKnobs):
-    """The knobs of one trial, not to be changed: those of the loop and, as further attributes, the workload's own."""
+    """The values of one trial's knobs, immutable: those of the loop and, as further attributes, the workload's own."""
 
     def __init__(self, **values: Scalar) -> None:
         self._fill(table(), values)
 
     def _fill(self, rows: KnobTable, values: Mapping[str, object]) -> None:
-        own = self.__dict__
-        own["_table"] = rows
-        own.update(rows.defaults)
+        held = self.__dict__
+        held["_table"] = rows
+        held.update(rows.defaults)
         for name, value in values.items():
             if name not in rows:
                 near = difflib.get_close_matches(name, rows, n=1)
                 hint = f"; did you mean {near[0]}?" if near else f"; knobs are {', '.join(rows)}"
                 raise ValueError(f"{name} is not a knob of this workload{hint}")
-            if value is own[name]:  # most are: a search makes knobs thousands of times, and checking all took 0.3 ms
+            if value is held[name]:  # as most: a search makes knobs thousands of times, and checking all took 0.3 ms
                 continue
             try:
-                own[name] = rows[name].domain.check(value)
+                held[name] = rows[name].domain.check(value)
             except ValueError as error:
                 raise ValueError(f"knob {name}: {error}") from None
 
     @classmethod
     def of(cls, values: Mapping[str, object], rows: KnobTable | None = None) -> Knobs:
-        """Returns the knobs in `values`, the others at their defaults, by the table in use or by `rows`.
+        """Returns knobs with `values`, and all others at their defaults, by `rows` or by the table in use.
 
-        Raises ValueError for a name that is no knob there, and for a value that its knob may not take.
+        Raises ValueError for an unknown name, and for a value that its knob may not take.
         """
-        made = cls.__new__(cls)
-        made._fill(table() if rows is None else rows, values)
-        return made
+        knobs = cls.__new__(cls)
+        knobs._fill(table() if rows is None else rows, values)
+        return knobs
 
     @property
     def table(self) -> KnobTable:
-        """Returns the rows these are values of; in a loader's process, which changes none, those in use there."""
+        """Returns the table of these values; in a loader process, which changes no knob, the table in use there."""
         return cast(KnobTable, self.__dict__.get("_table") or table())
 
     def as_dict(self) -> dict[str, Scalar]:
@@ -78,7 +78,7 @@ class Knobs(LoopKnobs):
         return Knobs.of({**self.as_dict(), **changes}, self.table)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError: the values are there, so this is no knob; the type is that of a workload's own."""
+        """Raises AttributeError: the name is no knob. The return type is that of a workload's own knobs."""
         raise AttributeError(f"{name} is not a knob of this workload; its file declares its own in `knobs`")
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -86,15 +86,15 @@ class Knobs(LoopKnobs):
         raise AttributeError(f"knobs are not changed; with_({name}=...) makes others")
 
     def __getstate__(self) -> dict[str, Scalar]:
-        """Returns the values alone, for another process: rows hold functions."""
+        """Returns the values without the table, for pickle: rows hold functions."""
         return self.as_dict()
 
     def __setstate__(self, values: Mapping[str, Scalar]) -> None:
-        """Takes the values back."""
+        """Restores the values."""
         self.__dict__.update(values)
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether the other are knobs of the same values."""
+        """Returns whether `other` are knobs with the same values."""
         return isinstance(other, Knobs) and self.as_dict() == other.as_dict()
 
     def __hash__(self) -> int:
@@ -107,41 +107,40 @@ class Knobs(LoopKnobs):
 
 
 class ReadKnobs(Knobs):
-    """Knobs that note in `read` which of them are read, by name or all of a workload's own, until they are `closed`."""
+    """Knobs that record in `read` which of them are read, until `closed` is called."""
 
     def __init__(self, knobs: Knobs, read: set[str]) -> None:
         self.__dict__.update(knobs.__dict__, _read=read)
 
     def __getattribute__(self, name: str) -> Any:
-        """Returns what it has; the name of a knob is noted."""
-        own = object.__getattribute__(self, "__dict__")
-        if name in own and not name.startswith("_"):
-            own.get("_read", set()).add(name)  # a copy has none
+        """Returns the attribute; records the name if it is a knob's."""
+        held = object.__getattribute__(self, "__dict__")
+        if name in held and not name.startswith("_"):
+            held.get("_read", set()).add(name)  # a copy has no `_read`
         return object.__getattribute__(self, name)
 
     def as_dict(self) -> dict[str, Scalar]:
-        """Returns every knob by name, as `with_` does, and notes the workload's own."""
+        """Returns every knob by name; records all of the workload's own as read. `with_` calls it, too."""
         self.__dict__.get("_read", set()).update(self.table.own)
         return super().as_dict()
 
     def closed(self) -> None:
-        """Makes them knobs like any other, which note nothing."""
+        """Stops recording: turns this object into plain `Knobs`."""
         del self.__dict__["_read"]
         object.__setattr__(self, "__class__", Knobs)
 
 
 def asked_by(call: AskedBy) -> tuple[str, ...]:
-    """Returns the knobs that this applies in a loop of one's own."""
+    """Returns the knobs that `call` applies in a custom loop."""
     return tuple(name for name, row in OF_THE_LOOP.items() if row.asked_by == call)
 
 
 class KnobTable(Mapping[str, Knob]):
-    """The rows of one workload by the name of the knob: those of the loop, then its own.
+    """The rows of one workload by the name of the knob: those of the loop, then the workload's own.
 
-    `kinds` are those that were measured on it, where they differ from what the row says; `hooks` are the methods that
-    it has in the place of knobs or beside them. A workload with an optimiser of its own may have a `momentum` of its
-    own. Raises ValueError for an own knob with the name of another of the loop's, or with one that Python has no
-    attribute for.
+    `kinds` are measured kinds that differ from the row's. `hooks` are the workload's methods that replace knobs of the
+    loop or accompany them: a workload with a hook `optimizer` may declare its own `momentum`. Raises ValueError for an
+    own knob with the name of a knob of the loop, or with a name that cannot be an attribute.
     """
 
     def __init__(
@@ -178,12 +177,12 @@ class KnobTable(Mapping[str, Knob]):
 
     @cached_property
     def also_called(self) -> Mapping[str, str]:
-        """What people write -> the knob, where the distance between the words does not lead there."""
+        """Other names that people write -> the knob, for names that are not spelt alike."""
         return {other: name for name, row in self.items() for other in row.also}
 
     @cached_property
     def requiring(self) -> Mapping[str, Requires]:
-        """What knobs need of another, by their name; those that need nothing are left out."""
+        """The requirement of each knob that needs a value of another knob, by name."""
         return {name: row.requires for name, row in self.items() if row.requires is not None}
 
     @cached_property
@@ -198,17 +197,17 @@ class KnobTable(Mapping[str, Knob]):
 
     @cached_property
     def by_memory(self) -> Mapping[Memory | None, tuple[str, ...]]:
-        """The knobs by how they move a step's peak memory."""
+        """The names of knobs by how they change a step's peak memory."""
         moves: tuple[Memory, ...] = get_args(Memory)
         return {move: tuple(name for name, row in self.items() if row.memory == move) for move in moves}
 
     @cached_property
     def scaled(self) -> tuple[str, ...]:
-        """Knobs of numbers that change the memory of a sample or of a parameter, as a width does."""
+        """The numeric knobs that change the memory of a sample or of a parameter, such as a width."""
         return tuple(name for name in self.by_memory["group"] if self[name].domain.type in (int, float))
 
     def as_raw(self) -> dict[str, Any]:
-        """Returns the own rows as a record keeps them; `of_raw` reads them back."""
+        """Returns the workload's own rows as plain values for a record; `Knob.of_raw` reads one back."""
         return {name: row.as_raw() for name, row in self.own.items()}
 
 
@@ -221,7 +220,7 @@ def table() -> KnobTable:
 
 
 def use(rows: KnobTable) -> KnobTable:
-    """Makes these the rows of the workload that this process works on; returns those before."""
+    """Makes `rows` the table in use of this process; returns the table before it."""
     global _in_use
     before, _in_use = _in_use, rows
     return before
@@ -229,7 +228,7 @@ def use(rows: KnobTable) -> KnobTable:
 
 @contextmanager
 def using(rows: KnobTable) -> Iterator[None]:
-    """Makes these the rows that are in use inside the block, as where a study is read that was of another workload."""
+    """Makes `rows` the table in use inside the block, such as to read a study of another workload."""
     before = use(rows)
     try:
         yield
@@ -248,9 +247,9 @@ def domain_of(name: str) -> Domain:
 
 
 def is_active(name: str, values: Mapping[str, object]) -> bool:
-    """Returns False for a knob whose requirement `values` do not meet, such as a prefetch without workers.
+    """Returns False for a knob whose requirement is not met by `values`, such as a prefetch without workers.
 
-    True for a name that is no knob, as records of another version may hold.
+    True for an unknown name, which a record of another version may hold.
     """
     requires = table().requiring.get(name)
     return requires is None or requires.met(values.get(requires.knob, table().defaults[requires.knob]))

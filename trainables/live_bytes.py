@@ -1,11 +1,11 @@
-"""Live tensor bytes of this thread's CPU work, counted at the dispatcher: peak memory, and a card of a chosen size.
+"""Counts the live tensor bytes of this thread on a CPU: for peak memory, and to simulate a card of a chosen size.
 
 The CPU has no `torch.cuda.max_memory_allocated`. Process size is no substitute: the C allocator keeps freed blocks (288
-MB live showed as 527 MB). So every storage an operator returns is counted from its birth to its death.
+MB live showed as 527 MB). So every storage that an operator returns is counted from allocation to release.
 
-Counting costs a few microseconds an operator, most of them torch's own call into Python, hence the loop counts its
-first optimiser step only, unless a cap is to be enforced. Not seen: what an operator allocates and frees inside itself,
-such as oneDNN's workspaces, and what other threads make.
+Counting takes a few microseconds an operator, mostly for torch's call into Python. Hence the loop counts its first
+optimiser step only, unless a cap is to be enforced. Memory that an operator allocates and frees internally, such as
+oneDNN's workspaces, and memory of other threads are not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class _Counted(weakref.ref[Any]):
-    """A storage that is counted; the reference tells its counter when it dies."""
+    """A weak reference to a counted storage; its callback reduces the count when the storage is freed."""
 
     __slots__ = ("key", "size")
     key: int
@@ -29,14 +29,14 @@ class _Counted(weakref.ref[Any]):
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of CPU storages born while it is active; above `cap_bytes` it raises torch.OutOfMemoryError.
+    """Counts the bytes of CPU storages made while it is active; above `cap_bytes` it raises torch.OutOfMemoryError.
 
-    The storage that would pass the cap is let go before the error is raised, as a card never makes it: the count is
-    then what it was before the operator. Tensors made outside are counted through `adopt`, and while `adopts` is on as
-    soon as an operator takes them. The count goes down as storages die, also after the mode has ended.
+    The storage that would exceed the cap is freed before the error is raised, since a card would never allocate it: the
+    count is then as before the operator. Tensors made outside are counted by `adopt`, or if `adopts` is on, as soon as
+    an operator uses them. The count goes down when storages are freed, also after the mode has ended.
     """
 
-    supports_higher_order_operators = True  # such as FlexAttention, which are refused otherwise
+    supports_higher_order_operators = True  # otherwise torch refuses them, FlexAttention for example
 
     def __init__(self, cap_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,18 +44,18 @@ class LiveBytes(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self.wanted_bytes = 0
-        """What the operator that was refused last would have brought the count to; 0 where none was."""
+        """The count that the last refused operator would have reached; 0 if none was refused."""
         self.adopts = False
         self._paused = False
         self._known: dict[int, _Counted] = {}
         self._died = self._forget  # one bound method for all references
 
     def begin(self, cap_bytes: int | None) -> None:
-        """Starts a run: its cap, and its peak from what is live now, which may hold what an earlier run left."""
+        """Starts a run with its cap; its peak starts from the bytes live now, including those of earlier runs."""
         self.cap_bytes, self.peak_bytes, self.wanted_bytes = cap_bytes, self.live_bytes, 0
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
-        """Counts tensors that exist already, such as the model's parameters; raises when they pass the cap."""
+        """Counts tensors that exist already, such as the model's parameters; raises if they exceed the cap."""
         for tensor in tensors:
             size = self._add(tensor)
             if size:
@@ -63,7 +63,7 @@ class LiveBytes(TorchDispatchMode):
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Makes operators in the block count for nothing: they are the host's, such as those that collate a batch."""
+        """Pauses counting inside the block, for operators of the host, such as those that collate a batch."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -98,15 +98,15 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _add(self, tensor: Tensor) -> int:
-        """Counts the tensor's storage; returns its bytes, uncounted, where it would pass the cap, else 0."""
+        """Counts the tensor's storage and returns 0; if it would exceed the cap, returns its bytes uncounted."""
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse: two dense tensors; others, such as oneDNN's own layout, show nothing
+        except NotImplementedError:  # sparse: two dense tensors; other layouts, such as oneDNN's, are not counted
             parts = (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
             return next((size for part in parts if (size := self._add(part))), 0)
         key, size = storage._cdata, storage.nbytes()
         known = self._known.get(key)
-        grown = size - (known.size if known is not None else 0)  # not 0 for one that was resized
+        grown = size - (known.size if known is not None else 0)  # not 0 if a known storage was resized
         if grown == 0:
             return 0
         live = self.live_bytes + grown
@@ -128,7 +128,7 @@ class LiveBytes(TorchDispatchMode):
             del self._known[dead.key]
 
     def _out_of_memory(self, size: int) -> torch.OutOfMemoryError:
-        # What was live when it was refused: of an operator's several results the first have been let go since.
+        # `live` is the count at the refusal: earlier results of the same operator have been freed since.
         asked, live, cap = _size(size), _size(self.wanted_bytes - size), _size(self.cap_bytes or 0)
         return torch.OutOfMemoryError(
             f"virtual card out of memory. Tried to allocate {asked}: {live} live, {cap} capacity"
@@ -136,12 +136,12 @@ class LiveBytes(TorchDispatchMode):
 
 
 class Sparse:
-    """Which parts of a capped run are counted, so that the others run at full speed.
+    """Decides which parts of a capped run are counted, so that all other parts run at full speed.
 
-    What a micro-batch needs grows with its shape. So it is counted when one of its dimensions is larger than in any
-    that was counted under the same circumstances: its phase, and whether gradients of the batch were there before it.
-    The first two optimiser steps and every tenth are counted whole. Bytes that rise from one of those to the next,
-    twice, are a leak: from then on everything is counted.
+    The memory of a micro-batch grows with its shape. So a micro-batch is counted unless one with at least its size in
+    every dimension was counted in the same phase, and equally with or without earlier gradients of the batch. The first
+    two optimiser steps and every tenth are counted completely. If bytes rise twice in a row between those steps, there
+    is a leak: from then on everything is counted.
     """
 
     EVERY = 10
@@ -154,11 +154,11 @@ class Sparse:
         self._levels: list[int] = []
 
     def whole(self, steps: int) -> bool:
-        """Returns whether the optimiser step after so many is counted whole."""
+        """Returns whether the optimiser step after `steps` earlier ones is counted completely."""
         return self.always or steps < 2 or steps % self.EVERY == 0
 
     def part(self, steps: int, phase: str, tensors: Iterable[Tensor]) -> bool:
-        """Returns whether the next micro-batch is counted, and takes it for counted then."""
+        """Returns whether the next micro-batch is to be counted, and if so records it as counted."""
         circumstances = (phase, self._micro_batches > 0)
         self._micro_batches += 1
         shape = tuple(size for tensor in tensors for size in tensor.shape)
@@ -171,12 +171,12 @@ class Sparse:
         return True
 
     def evaluation(self) -> bool:
-        """Returns whether the next evaluation is counted: the first of a run, since all take the same batches."""
+        """Returns whether the next evaluation is counted: only the first of a run, since all use the same batches."""
         self._evaluations += 1
         return self.always or self._evaluations == 1
 
     def stepped(self, steps: int, live_bytes: int) -> None:
-        """Takes the bytes that are live after an optimiser step, the number of those before it given."""
+        """Records the live bytes after an optimiser step; `steps` is the number of steps before it."""
         self._micro_batches = 0
         if self.whole(steps):
             self._levels = [*self._levels[-2:], live_bytes]
@@ -185,11 +185,11 @@ class Sparse:
 
 
 _MAKES: dict[Any, bool] = {}
-"""Whether an operator can return storage that was not there before, by operator; about half of a step's cannot."""
+"""By operator: whether it can return a new storage; about half of a step's operators cannot."""
 
 
 def _makes_storage(func: Any) -> bool:
-    """Returns False for views and for what works in place; an `out=` or a resize may give a storage other bytes."""
+    """Returns False for views and in-place operators; True also for `out=` and resizes, which may resize a storage."""
     schema = getattr(func, "_schema", None)
     if (
         schema is None
@@ -197,7 +197,7 @@ def _makes_storage(func: Any) -> bool:
         or any(a.is_out for a in schema.arguments)
     ):
         return True
-    return "resize" in schema.name or schema.name == "aten::lift_fresh"  # the latter hands over torch.tensor(...)
+    return "resize" in schema.name or schema.name == "aten::lift_fresh"  # the latter returns torch.tensor(...)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -209,7 +209,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _size(count: int) -> str:
-    """Returns bytes in the words of torch's own message, which `tuning.memory.oom.requested_bytes` reads."""
+    """Returns bytes in the format of torch's own message, which `tuning.memory.oom.requested_bytes` parses."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"
@@ -217,12 +217,12 @@ def _size(count: int) -> str:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Returns the bytes of the storages behind the tensors, each once, as a device holds them."""
+    """Returns the bytes of the tensors' storages; a shared storage counts once, as on a device."""
     return sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
 
 def parameter_bytes(model: nn.Module, *, trainable_only: bool = False) -> int:
-    """Returns the bytes of the model's parameters, and of its buffers unless only trainable ones are asked for."""
+    """Returns the bytes of the model's parameters and buffers, or of its trainable parameters only."""
     chosen: list[Tensor] = [p for p in model.parameters() if p.requires_grad or not trainable_only]
     if not trainable_only:
         chosen += list(model.buffers())

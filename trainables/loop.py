@@ -1,4 +1,4 @@
-"""The one training loop: every workload, and probes, trials, confirmations and full runs alike.
+"""The training loop of all workloads by the contract, for probes, trials, confirmations and full runs alike.
 
     state = prepare(resident, config, plan)
     for event in train(state):           # Window | Evaluation
@@ -12,8 +12,8 @@
             at the end of a batch: step, schedule, drop the gradients           optimizer
             yield a Window when one is full, an Evaluation at a milestone
 
-The device is never made to wait inside a window: the loss is summed on it and read when the window closes. A loss that
-is not finite then raises Diverged.
+The loop never waits for the device inside a window: the loss is summed on the device and read when the window closes. A
+loss that is not finite then raises Diverged.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ __all__ = [
 ]
 
 _NO_CAP = 1 << 62
-"""A cap nothing reaches: counts all through a run, and never raises."""
+"""A cap that is never reached: bytes are counted throughout the run, and nothing raises."""
 GOLDEN_RATIO = 0.6180339887498949
-"""Its multiples fall evenly on [0, 1), however few of them there are."""
+"""The fractional parts of its multiples are spread evenly over [0, 1), however few of them there are."""
 
 
 def train(state: State) -> Generator[Window | Evaluation]:
     """Yields a Window whenever one closes and an Evaluation at every milestone, until the horizon is reached.
 
-    The first window is the first optimiser step alone: starting workers, first use of kernels, the byte counter and the
-    witness fall into it, so whoever wants a steady throughput drops it. It is longer under compile and fp16 (`WarmUp`).
+    The first window is the first optimiser step alone. It includes the start of workers, the first use of kernels, the
+    byte counter and the witness: drop it to get a steady throughput. Under compile and fp16 it is longer (`WarmUp`).
 
-    Closing the generator ends the run at that point; the state stays usable. Raises Diverged, and whatever the
-    workload raises; an out-of-memory error leaves gradients and activations to be freed with the generator's frame.
+    Closing the generator ends the run at that point; the state stays usable. Raises Diverged, and whatever the workload
+    raises. After an out-of-memory error, gradients and activations are freed with the generator's frame.
     """
     with state.ranks.training(state):
         yield from _steps(state)
@@ -89,7 +89,7 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
         loss_sum = torch.zeros((), device=device)
         state.first_step_at = state.first_step_at or time.time()
         watch.restart()
-        if batches.starts_anew(loader.loader):  # else what a first pass takes more is done once a training
+        if batches.starts_anew(loader.loader):  # otherwise only the first epoch of a training starts workers
             watch.next_pass()
         while state.samples < plan.samples:
             count = batches.size_of(dataset)
@@ -111,7 +111,7 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                 if state.witness is not None:
                     state.witness.micro_batch(len(micro.indices), batches.tensors_of(host_batch))
                 loss = _micro_step(state, model, batch, micro, part.share)
-                # loss holds the share: back to a sum of samples, those of other ranks as this one's
+                # The loss is weighted by `share`. Undo that to get a sum over samples; other ranks count like this one.
                 loss_sum += loss * (len(micro.indices) / (part.share or 1.0))
                 watch.lap("forward_backward")
                 watch.samples += len(micro.indices)
@@ -124,7 +124,8 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                 watch.lap("optimizer")
                 state.steps += 1
                 if state.witness is not None:
-                    _hear(state, {**loader.seen(loaded), "sorted_by_length": batches.sorted_by_length(todo, lengths)})
+                    is_sorted = batches.sorted_by_length(todo, lengths)
+                    _keep_facts(state, {**loader.seen(loaded), "sorted_by_length": is_sorted})
                 at_milestone = bool(milestones) and state.samples >= milestones[0]
                 over = state.samples >= plan.samples
                 warmed_up = warm_up.ends(state.steps)
@@ -147,9 +148,9 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
 
 
 def _micro_step(state: State, model: nn.Module, batch: Any, micro: batches.MicroBatch, share: float) -> Tensor:
-    """Returns as `_forward_backward` does; the samples are those of all ranks from here on."""
+    """Runs `_forward_backward` and returns its loss; counts the samples of all ranks."""
     state.counts = state.capped and state.sparse.part(state.steps, micro.phase, batches.tensors_of(batch))
-    # What is compiled under a counter of operators stays uncompiled for good, so a watched step is not.
+    # A model compiled while operators are counted would stay uncompiled for good, so a watched step is not compiled.
     called = state.model if state.counting or state.witness is not None else model
     with state.ranks.micro_step(ends_batch=micro.ends_batch):
         loss = _forward_backward(state, called, batch, share, micro.phase)
@@ -163,17 +164,18 @@ def _micro_step(state: State, model: nn.Module, batch: Any, micro: batches.Micro
 
 
 def peaks(resident: Resident, config: Config, micro_batch: int) -> tuple[int, int]:
-    """Returns the most live bytes of training on the `micro_batch` longest samples of the training split.
+    """Returns two peaks of live bytes of training on the `micro_batch` longest samples of the training split.
 
-    The first figure is of batches of several micro-steps, which hold gradients beside their activations; the second of
-    batches of one, which do not: its passes need what the first ones did, and the optimiser's state, or its step more.
+    The first is for batches of several micro-steps, which hold gradients beside their activations. The second is for
+    batches of one micro-step: its passes need the bytes of the very first passes and the optimiser's state, unless the
+    optimiser's step needs more.
     """
     state = prepare(resident, config, Plan(samples=1_000_000, cap_bytes=_NO_CAP))
-    seen: list[int] = []
-    rehearse(state, micro_batch, went=lambda: seen.append(state.peak_allocated_bytes))
-    passes, step, several = seen
-    kept = (t for own in state.optimizer.state.values() for t in own.values() if isinstance(t, Tensor))
-    return several, min(several, max(passes + storage_bytes(kept), step))
+    peaks_bytes: list[int] = []
+    rehearse(state, micro_batch, went=lambda: peaks_bytes.append(state.peak_allocated_bytes))
+    passes, step, several = peaks_bytes
+    moments = (t for values in state.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
+    return several, min(several, max(passes + storage_bytes(moments), step))
 
 
 def rehearse(
@@ -182,12 +184,11 @@ def rehearse(
     transfer: Callable[[Any], Any] | None = None,
     went: Callable[[], None] = lambda: None,
 ) -> None:
-    """Goes through all that a long run holds: an optimiser step, and forward and backward passes before and after it.
+    """Reaches the peak memory of a long run: forward and backward passes, an optimiser step, and passes once more.
 
-    The second forward pass meets what a long run holds at its peak: the optimiser's state, and the gradients of the
-    micro-batches before it. The samples are the `micro_batch` longest of the training split. `transfer` takes a batch
-    from the host to where it is computed; default: to the device. `went` is called after the first passes, after the
-    step, and at the end.
+    During the second passes the optimiser's state and the gradients of earlier micro-batches exist, as at the peak of a
+    long run. The samples are the `micro_batch` longest of the training split. `transfer` moves a batch from the host;
+    default: to the device. `went` is called after the first passes, after the step, and at the end.
     """
     resident, config = state.resident, state.config
     workload, augment = resident.workload, augment_of(resident.workload)
@@ -199,7 +200,7 @@ def rehearse(
     def batch(phase: str) -> Any:
         collated = collate_of(workload)(samples)
         if augment is not None:
-            on_device = config.knobs.device_augmentation  # else the loader augments, and the device sees the result
+            on_device = config.knobs.device_augmentation  # otherwise the loader augments, before the transfer
             collated = batches.Keyed(collated, keys) if on_device else augment(collated, keys, config, phase)
         return move(collated)
 
@@ -218,13 +219,12 @@ def rehearse(
 
 
 def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, phase: str) -> Tensor:
-    """Returns the micro-batch's mean loss times its share of the batch, detached; its gradients are added."""
+    """Adds the gradients; returns the micro-batch's mean loss times its share of the batch, detached."""
     knobs = state.config.knobs
     with watched(state, "forward_backward"):
         if state.meter is not None and state.counting:
-            gradients = [
-                p.grad for p in model.parameters() if p.grad is not None
-            ]  # born in parts that were not counted
+            # Gradients may have been made in parts that were not counted.
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
             state.meter.adopt([*batches.tensors_of(batch), *gradients])
         if isinstance(batch, batches.Keyed):
             augment = augment_of(state.resident.workload)
@@ -242,7 +242,7 @@ def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, 
 
 
 class Timetable:
-    """Which phase a sample belongs to, and how far the phase has come."""
+    """The phases of a run: the phase of each sample, and the progress within the phase."""
 
     def __init__(self, shares: Mapping[str, float], plan: Plan, batch_size: int) -> None:
         self._plan, self._batch_size = plan, batch_size
@@ -260,7 +260,7 @@ class Timetable:
         return self._at((before + start) / self._plan.samples)[0]
 
     def progress(self, samples: float) -> float:
-        """Returns the share of its phase that is done after so many samples of the run, 0 to 1."""
+        """Returns the progress within the current phase after `samples` of the run, 0 to 1."""
         done = samples / self._plan.samples
         _, begin, share = self._at(done)
         return min(1.0, (done - begin) / share)
@@ -272,7 +272,7 @@ class Timetable:
 
 def _optimizer_step(state: State, timetable: Timetable) -> None:
     knobs = state.config.knobs
-    # The middle of the step, in samples seen: neither the first nor the last step is then taken at rate 0.
+    # Progress at the middle of the step, in samples: so neither the first nor the last step has rate 0.
     progress = timetable.progress(state.samples - state.batch_samples / 2)
     share = optim.schedule(state.resident.workload, progress, state.config)
     for group in state.optimizer.param_groups:
@@ -287,13 +287,13 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
         state.sparse.stepped(state.steps, state.meter.live_bytes)
 
 
-def _hear(state: State, loading: Mapping[str, Any]) -> None:
-    """Keeps what the witness saw, and how its step's batches were loaded, as `active`; lets the witness go."""
+def _keep_facts(state: State, loading: Mapping[str, Any]) -> None:
+    """Stores the witness's facts and those of `loading` in `state.active`; drops the witness."""
     if state.witness is not None:
-        seen = phases(state.resident.workload, state.config)
-        state.active = {**state.witness.facts(), **loading, "phases": seen}
+        shares = phases(state.resident.workload, state.config)
+        state.active = {**state.witness.facts(), **loading, "phases": shares}
         state.witness = None
         knobs = state.config.knobs
         if (knobs.compile != "off" or knobs.cudnn_benchmark) and state.device.type == "cuda":
-            # The watched step was not compiled, and cuDNN tried workspaces of all sizes: it may take more than others.
+            # The watched step may need more memory than others: it was not compiled, and cuDNN tried its workspaces.
             torch.cuda.reset_peak_memory_stats(state.device)

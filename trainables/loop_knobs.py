@@ -1,9 +1,9 @@
-"""Every optimisation of the loop as one row, with the reader that tells whether it was honoured.
+"""Every optimisation of the loop as one row, with the reader that tells whether it took effect.
 
 A knob travels: `search_spaces/*.yaml` or the command line -> `tuning.config` (checked against the `Domain` here) ->
-`Knobs` -> the modules of `trainables` that act on it (`acts_in`). A new knob is its row here, the line that acts on it,
-and its test: card rules, memory groups, probes, remedies, the runtime check, other names and docs/knobs.md are read
-from the row. `trainables.knob_columns` says what the columns mean. Torch is not imported here.
+`Knobs` -> the modules of `trainables` that act on it (`acts_in`). A new knob needs its row here, the line that acts on
+it, and a test. Card rules, memory groups, probes, remedies, the runtime check, other names and docs/knobs.md all read
+the row. `trainables.knob_columns` explains the columns. Torch is not imported here.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SGD = Requires("optimizer", equals="sgd")
 
 
 def _row(row: Knob) -> Any:
-    """Returns the row, as the type that its values have."""
+    """Returns the row; typed Any, so that the attribute can have the type of the knob's values."""
     return row
 
 
 def _micro_batch_size(asked: Any, seen: Seen) -> Found:
-    """Reads the largest micro-batch: as many as asked make a batch, which may be cut into more equal ones."""
+    """Reads the largest micro-batch. It may be smaller than the knob, if a batch is cut evenly into as many parts."""
     largest, batch = seen.get("micro_batch_size"), seen["batch_size"]
     if not largest:
         return None
@@ -48,7 +48,7 @@ def _micro_batch_size(asked: Any, seen: Seen) -> Found:
 
 
 def _non_blocking(asked: Any, seen: Seen) -> Found:
-    """Reads whether copies to the device waited; those on a stream of their own never do, whatever was asked."""
+    """Reads whether copies to the device waited; copies on a separate stream never do, whatever the knob says."""
     if seen.get("non_blocking", False) is None:
         return None
     if "non_blocking" not in seen:
@@ -74,12 +74,12 @@ def _amp_dtype(asked: Any, seen: Seen) -> Found:
     if asked not in read.AUTOCAST:
         as_asked = types.keys().isdisjoint(read.AUTOCAST.values())
         if not as_asked and not set(read.AUTOCAST.values()).isdisjoint(seen.get("frozen_dtypes", ())):
-            as_asked = None  # frozen weights held in such a type are multiplied in it
+            as_asked = None  # frozen weights of such a type give products in it without autocast
     return f"products of {', '.join(types)}", as_asked
 
 
 def _cudnn_benchmark(asked: Any, seen: Seen) -> Found:
-    """Reads cuDNN's flag; without a convolution it has nothing to time."""
+    """Reads cuDNN's flag; without a convolution the knob has no effect."""
     if asked and "conv_dtypes" not in seen:
         return "no convolution", False
     return read.flag("cudnn_benchmark", "cuDNN's own timing", "cuDNN's usual choice")(asked, seen)
@@ -103,7 +103,7 @@ def _sdpa_backend(asked: Any, seen: Seen) -> Found:
 
 
 def _compiled(asked: Any, seen: Seen) -> Found:
-    """Reads whether graphs were compiled, which only a second step shows."""
+    """Reads whether graphs were compiled; only the second step shows it."""
     if "compiled_graphs" not in seen:
         return None
     return ("compiled graphs" if seen["compiled_graphs"] else "no compiled graph"), seen["compiled_graphs"] > 0
@@ -120,8 +120,8 @@ def _optimizer(asked: Any, seen: Seen) -> Found:
     types, name = seen.get("optimizer_state_dtypes"), seen.get("optimizer", "")
     if not types and name != "SGD":  # the GradScaler skipped the step
         return None
-    found = "sgd" if name == "SGD" else "adamw8bit" if types and "uint8" in types else "adamw"
-    return f"{name} with moments of {', '.join(types)}" if types else f"{name} without moments", found == asked
+    chosen = "sgd" if name == "SGD" else "adamw8bit" if types and "uint8" in types else "adamw"
+    return f"{name} with moments of {', '.join(types)}" if types else f"{name} without moments", chosen == asked
 
 
 def _nesterov(asked: Any, seen: Seen) -> Found:
@@ -154,11 +154,11 @@ def _set_to_none(asked: Any, seen: Seen) -> Found:
 class LoopKnobs:
     """The knobs that every workload has, each with its row.
 
-    Defaults are the plain PyTorch way, so every gain has something to be measured against; of `micro_batch_size` the
-    plain way is the whole batch (`tuning.memory.groups.plain_defaults`), and the default one that fits.
+    Defaults are those of plain PyTorch, as the baseline of every gain. The exception is `micro_batch_size`: plain is
+    the whole batch (`tuning.memory.groups.plain_defaults`), the default is a size that fits.
 
     Kinds (docs/design.md section 3): *system* knobs change speed and memory only, *learning* knobs change what is
-    learned, *both* change both. `tests/trainables/test_loop.py` holds the system ones to their word.
+    learned, *both* change both. `tests/trainables/test_loop.py` verifies this for system knobs.
     """
 
     # fmt: off
@@ -171,9 +171,9 @@ class LoopKnobs:
     ))
     micro_batch_size: int = _row(Knob(
         8, "system", Domain(int, low=1, high=65_536),
-        "Most samples of one forward and backward pass; gradients of a batch's micro-batches are summed before the "
-        "optimiser step, so it sets memory and speed, not the meaning of the batch. With devices_per_trial it is "
-        "that of all devices together.",
+        "The most samples of one forward and backward pass; gradients of a batch's micro-batches are summed before the "
+        "optimiser step, so it sets memory and speed, not the meaning of the batch. With devices_per_trial it counts "
+        "the samples of all devices together.",
         acts_in=("batches", "loop"), asked_by="loader", memory="step", span="compute",
         seen=_micro_batch_size, auto=tuple(2**n for n in range(17)),
         also=("micro_batch", "gradient_accumulation_steps", "accumulate_grad_batches"),
@@ -182,8 +182,8 @@ class LoopKnobs:
     ))
     length_bucketing: bool = _row(Knob(
         False, "system", FLAG,
-        "Sort the samples of one batch by length before cutting it into micro-batches: less padding, and every "
-        "optimiser step sees the same samples as without.",
+        "Sort the samples of one batch by length before it is cut into micro-batches: less padding; every optimiser "
+        "step still sees the same samples.",
         acts_in=("batches",), asked_by="name", memory="none", span="compute",
         seen=read.flag("sorted_by_length", "samples sorted by length", "samples unsorted"),
         by_hand="sort the samples of a batch by length before it is cut into micro-batches",
@@ -229,35 +229,35 @@ class LoopKnobs:
         acts_in=("batches",), asked_by="batches", memory="none", span="transfer",
         seen=_non_blocking,
         rules=(only_on("cuda", "there is no copy to a device to wait for"),), remedies={"transfer": turn(True)},
-        by_hand="non_blocking=True where a batch is moved to the device",
+        by_hand="non_blocking=True when a batch is moved to the device",
     ))
     device_prefetch: bool = _row(Knob(
         False, "system", FLAG,
-        "Copy the next micro-batch on a stream of its own while the device still computes; CUDA.",
+        "Copy the next micro-batch on a separate CUDA stream while the device still computes.",
         acts_in=("batches",), asked_by="batches", memory="none", span="transfer",
         requires=Requires("pin_memory", equals=True),
-        seen=read.flag("side_stream", "copies on a stream of their own", "no copy on a stream of its own"),
-        rules=(only_on("cuda", "a stream of its own is a thing of CUDA devices"),), remedies={"transfer": turn(True)},
-        by_hand="copy the next batch on a CUDA stream of its own",
+        seen=read.flag("side_stream", "copies on a separate stream", "no copy on a separate stream"),
+        rules=(only_on("cuda", "only CUDA devices have separate streams"),), remedies={"transfer": turn(True)},
+        by_hand="copy the next batch on a separate CUDA stream",
     ))
     device_augmentation: bool = _row(Knob(
         False, "system", FLAG, "Augment on the device after the transfer, not in the loader's processes.",
         acts_in=("batches", "loop"), asked_by="name", memory="minor", span="augment",
         seen=_device_augmentation,
         remedies={"loader": lambda _, step: True if step.cuda else None},
-        by_hand="augment behind the copy to the device",
+        by_hand="augment after the copy to the device",
     ))
     amp_dtype: str = _row(Knob(
-        "fp32", "both", Domain(str, values=_DTYPES), "Type of autocast; fp32 is no autocast, fp16 adds a GradScaler.",
+        "fp32", "both", Domain(str, values=_DTYPES), "Type of autocast: fp32 is none, fp16 adds a GradScaler.",
         acts_in=("precision",), asked_by="autocast", memory="group", span="compute",
         seen=_amp_dtype, also=("amp", "dtype", "precision"), auto=_DTYPES,
         rules=(
             card_types(*_DTYPES),
             capability(AMPERE, "bf16", "bf16"),
             # oneDNN, which runs torch's LSTM on a CPU, has no bf16 kernel for it below AVX-512, and raises.
-            cpu_flags("bf16 is no arithmetic of this processor, which lacks AVX-512", ("avx512bw",), "bf16"),
+            cpu_flags("this processor has no bf16 arithmetic, as it lacks AVX-512", ("avx512bw",), "bf16"),
             # A pointer network's step took 20 s in fp16 and 0.9 s in fp32 on two cores: 3 against 70 samples/s.
-            only_on("cuda", "fp16 is hardly arithmetic of a CPU, where a step takes many times that of fp32", "fp16"),
+            only_on("cuda", "on a CPU a step in fp16 takes many times as long as in fp32", "fp16"),
         ),
         remedies={
             "memory": lambda own, step: "bf16" if own.amp_dtype == "fp32" else None,
@@ -267,10 +267,10 @@ class LoopKnobs:
     ))
     tf32: bool = _row(Knob(
         False, "both", FLAG,
-        "TensorFloat-32 products of matrices on Ampere and later CUDA devices; torch allows it to convolutions anyway.",
+        "TensorFloat-32 in matrix products, on Ampere and later CUDA devices; for convolutions torch allows it anyway.",
         acts_in=("precision",), asked_by="around", memory="none", span="compute",
         seen=read.flag("tf32", "TensorFloat-32 allowed", "no TensorFloat-32"),
-        rules=(only_on("cuda", "TensorFloat-32 is arithmetic of CUDA devices"), capability(AMPERE, "tf32", True)),
+        rules=(only_on("cuda", "only CUDA devices have TensorFloat-32"), capability(AMPERE, "tf32", True)),
         by_hand="torch.backends.cuda.matmul.allow_tf32 = True",
     ))
     cudnn_benchmark: bool = _row(Knob(
@@ -301,7 +301,7 @@ class LoopKnobs:
         auto=("off", "default", "reduce-overhead"),
         rules=(
             capability(VOLTA, "torch.compile", "default", "reduce-overhead"),
-            only_on("cuda", "it is CUDA graphs that reduce the overhead", "reduce-overhead"),
+            only_on("cuda", "reduce-overhead works by CUDA graphs", "reduce-overhead"),
         ),
         remedies={"launch": lambda own, step: "reduce-overhead" if step.cuda and own.compile == "off" else None},
         by_hand="model.compile, with this mode",
@@ -314,20 +314,20 @@ class LoopKnobs:
         by_hand="torch.utils.checkpoint around each block of the model",
     ))
     empty_cache: bool = _row(Knob(
-        False, "system", FLAG, "Hand the allocator's cached memory back before a run begins; CUDA.",
+        False, "system", FLAG, "Free the CUDA allocator's cached memory before a run begins.",
         acts_in=("state", "own_loop"), asked_by="around", memory="none", span="none", seen=None,
-        rules=(only_on("cuda", "only the allocator of a CUDA device keeps memory back"),),
+        rules=(only_on("cuda", "only the allocator of a CUDA device caches memory"),),
         by_hand="torch.cuda.empty_cache() before the training",
     ))
     optimizer: str = _row(Knob(
         "adamw", "both", Domain(str, values=("adamw", "adamw8bit", "sgd")),
-        "AdamW with moments of 32 bits, or of 8 bits in blocks (Dettmers et al., arXiv 2110.02861) for tensors of "
-        "4,096 numbers and more; or SGD, whose learning rates are larger.",
+        "AdamW with moments of 32 bits, or of 8 bits in blocks (Dettmers et al., arXiv 2110.02861) for tensors of at "
+        "least 4,096 numbers; or SGD, which needs larger learning rates.",
         acts_in=("optim",), asked_by="name", memory="group", span="optimizer",
         seen=_optimizer,
         replaced_by="optimizer", rules=(package("bitsandbytes", "quant", "adamw8bit"),), auto=("adamw", "adamw8bit"),
         remedies={"memory": lambda own, _: "adamw8bit" if own.optimizer == "adamw" else None},
-        by_hand="the optimiser that you make",
+        by_hand="the optimiser that you create",
     ))
     fused_optimizer: bool = _row(Knob(
         False, "system", FLAG, "One kernel for the whole AdamW step.",
@@ -344,7 +344,7 @@ class LoopKnobs:
         by_hand="the argument of torch.optim.SGD",
     ))
     nesterov: bool = _row(Knob(
-        False, "learning", FLAG, "SGD with Nesterov's momentum, where the momentum is above 0.",
+        False, "learning", FLAG, "SGD with Nesterov's momentum, if the momentum is above 0.",
         acts_in=("optim",), asked_by="name", memory="minor", span="none",
         requires=_SGD, replaced_by="optimizer",
         seen=_nesterov,
@@ -352,14 +352,14 @@ class LoopKnobs:
     ))
     max_grad_norm: float = _row(Knob(
         0.0, "learning", Domain(float, low=0.0, high=1e9),
-        "Largest norm of all gradients of a batch together; they are scaled down to it. 0 clips nothing.",
+        "Largest norm of all gradients together; larger ones are scaled down to it before the step. 0 clips nothing.",
         acts_in=("loop",), asked_by="clip", memory="none", span="none", seen=_max_grad_norm,
         also=("clip", "grad_clip", "gradient_clip_val"),
         by_hand="torch.nn.utils.clip_grad_norm_ before each step",
     ))
     set_to_none: bool = _row(Knob(
         True, "system", FLAG,
-        "Drop gradients after a step instead of filling them with zeros; not where CUDA graphs accumulate into them.",
+        "Drop gradients after a step instead of filling them with zeros; ignored if CUDA graphs accumulate into them.",
         acts_in=("loop", "precision"), asked_by="backward", memory="step", span="compute",
         seen=_set_to_none,
         by_hand="set_to_none of optimizer.zero_grad",
@@ -370,10 +370,11 @@ class LoopKnobs:
         acts_in=("loop",), asked_by="backward", memory="none", span="compute",
         seen=read.flag("loss_reads", "the loss read on the host", "no reading of the loss"),
         remedies={"launch": turn(False)},
-        by_hand="loss.item() behind each micro-batch",
+        by_hand="loss.item() after each micro-batch",
     ))
     learning_rate: float = _row(Knob(
-        5e-4, "learning", Domain(float, low=0.0, high=1000.0, low_excluded=True), "Peak of the schedule.",
+        5e-4, "learning", Domain(float, low=0.0, high=1000.0, low_excluded=True),
+        "Learning rate at the peak of the schedule.",
         acts_in=("optim",), asked_by="name", memory="none", span="none", seen=None,
         also=("lr",),
         by_hand="lr of your optimiser",
@@ -386,16 +387,16 @@ class LoopKnobs:
     ))
     schedule: str = _row(Knob(
         "linear", "learning", Domain(str, values=("linear", "cosine", "constant")),
-        "How the rate goes from its peak after the warm-up: to 0 in a line or a half cosine, or not at all.",
+        "How the learning rate falls to 0 after the warm-up: linearly, by a half cosine, or not at all.",
         acts_in=("optim",), asked_by="name", memory="none", span="none", seen=None, replaced_by="schedule",
         also=("scheduler", "lr_scheduler"),
-        by_hand="a schedule of yours over the steps of the whole training",
+        by_hand="your own schedule over the steps of the whole training",
     ))
     warmup_frac: float = _row(Knob(
         0.1, "learning", Domain(float, low=0.0, high=1.0), "Share of the steps over which the rate rises from 0.",
         acts_in=("optim",), asked_by="name", memory="none", span="none", seen=None, also=("warmup",),
         replaced_by="schedule",
-        by_hand="a warm-up of yours, over this share of the steps",
+        by_hand="your own warm-up over this share of the steps",
     ))
     # fmt: on
 
@@ -403,4 +404,4 @@ class LoopKnobs:
 OF_THE_LOOP: Mapping[str, Knob] = {name: row for name, row in vars(LoopKnobs).items() if isinstance(row, Knob)}
 """The rows that every workload has, by the name of the knob."""
 for _name in OF_THE_LOOP:
-    delattr(LoopKnobs, _name)  # else one that a workload's table lacks would be read as its row
+    delattr(LoopKnobs, _name)  # otherwise a knob that a workload's table lacks would be read as its row

@@ -1,4 +1,4 @@
-"""Names in a workload's file that nobody reads: a hook that is misspelt, and what is said beside a class."""
+"""Finds names in a workload's file that are never read: misspelt hooks, and constants that a class does not use."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ HOOKS = (
 )
 """The methods of the contract."""
 ATTRIBUTES = ("objectives", "default_space", "options", "knobs")
-"""What a class of the contract has beside its methods."""
+"""The attributes of the contract that are no methods."""
 IN_CLASS = {"OBJECTIVES": "objectives", "SPACE": "default_space", "OPTIONS": "options", "BASELINES": "baselines"}
-"""What a module with `def train(run)` says, and where a class of the contract says it."""
+"""The constants of a module with `def train(run)`, and their counterparts in a class of the contract."""
 LIKE = 0.8
-"""How alike two names are, 0 to 1, from where on one is taken for the other misspelt."""
+"""Similarity of two names, 0 to 1, from which one counts as a misspelling of the other."""
 
 
 def fault_of_class(workload: Any, module: Any) -> str:
-    """Returns what a class of the contract, or its module, says that nobody reads, and what to do; "" where nothing."""
+    """Returns a name in a class of the contract or its module that is never read, and the remedy; "" for none."""
     names = [n for n in dir(workload) if not n.startswith("_")]
-    held = {name: inspect.getattr_static(workload, name) for name in names}  # a property is not asked
-    # What a class of an installed package has beside them, such as `optimizers`, nobody can rename.
+    values = {name: inspect.getattr_static(workload, name) for name in names}  # properties are not evaluated
+    # Names inherited from an installed package, such as `optimizers`, are ignored: the user cannot rename them.
     own = {n for c in type(workload).__mro__ if c.__module__ == type(workload).__module__ for n in vars(c)}
-    is_method = {name: callable(one) or isinstance(one, classmethod) for name, one in held.items()}
+    is_method = {name: callable(value) or isinstance(value, classmethod) for name, value in values.items()}
     for known, methods in ((HOOKS, True), (ATTRIBUTES, False)):
-        held_so = [n for n in names if is_method[n] is methods]
-        slip = _slip(held_so, known, own)
+        candidates = [n for n in names if is_method[n] is methods]
+        slip = _slip(candidates, known, own)
         if slip:
             return f"WORKLOAD has {slip[0]}, which nobody reads: is it `{slip[1]}`? Else give it a leading underscore"
     for constant, attribute in IN_CLASS.items():
@@ -41,12 +41,12 @@ def fault_of_class(workload: Any, module: Any) -> str:
 
 
 def fault_of_loop(module: Any) -> str:
-    """Returns what a module with a loop of its own says that nobody reads, and what to do; "" where nothing."""
+    """Returns a constant of a module with a custom loop that is never read, and the remedy; "" for none."""
     return _fault_of_module(module, (*IN_CLASS, "BEFORE"))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is most like `name`, "" where none is like it."""
+    """Returns the known name that is most similar to `name`, "" if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE)), "")
 
 
@@ -57,8 +57,8 @@ def _fault_of_module(module: Any, known: Collection[str]) -> str:
 
 
 def _slip(held: Collection[str], known: Collection[str], own: Collection[str]) -> tuple[str, str] | None:
-    """Returns an own name of those held, and the known one that it is most like, of those that are not held."""
-    lacking = [name for name in known if name not in held]
-    theirs = [name for name in held if name in own and name not in known]
-    pairs = ((name, nearest(name.lower(), map(str.lower, lacking))) for name in theirs)
-    return next(((n, found.upper() if n.isupper() else found) for n, found in pairs if found), None)
+    """Returns a name of `held` that is the user's `own` and unknown, and the similar known name that is missing."""
+    missing = [name for name in known if name not in held]
+    unknown = [name for name in held if name in own and name not in known]
+    pairs = ((name, nearest(name.lower(), map(str.lower, missing))) for name in unknown)
+    return next(((n, similar.upper() if n.isupper() else similar) for n, similar in pairs if similar), None)

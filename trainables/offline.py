@@ -1,4 +1,4 @@
-"""Imports of packages that would fetch something from a network as they are imported."""
+"""Imports packages that would otherwise access a network while they are imported."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_hub_kernels() -> Iterator[None]:
-    """Inside the block the package `kernels` cannot be imported, and bitsandbytes does not complain that it lacks it.
+    """Blocks the import of the package `kernels` inside the block, and silences bitsandbytes' warning about that.
 
-    On a CPU with bf16 instructions bitsandbytes 0.50 asks it for a kernel from a hub, as it is imported; peft imports
-    bitsandbytes where that is installed. It has a kernel of its own besides.
+    On a CPU with bf16 instructions, bitsandbytes 0.50 fetches a kernel from a hub by `kernels` while it is imported,
+    although it has its own. If bitsandbytes is installed, peft imports it.
     """
-    own, logger = sys.modules.get("kernels"), logging.getLogger("bitsandbytes.backends.cpu.ops")
+    package, logger = sys.modules.get("kernels"), logging.getLogger("bitsandbytes.backends.cpu.ops")
     was_there, level = "kernels" in sys.modules, logger.level
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # Python's way of saying that there is none
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # None makes Python's import fail
     logger.setLevel(logging.ERROR)
     try:
         yield
@@ -25,4 +25,4 @@ def without_hub_kernels() -> Iterator[None]:
         logger.setLevel(level)
         del sys.modules["kernels"]
         if was_there:
-            sys.modules["kernels"] = own  # type: ignore[assignment]
+            sys.modules["kernels"] = package  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The threads that OpenMP keeps for a thread of ours."""
+"""Releases the threads that OpenMP keeps for a thread of this process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _HARD = 2
 
 
 def release_threads() -> None:
-    """Ends what OpenMP keeps for the calling thread; a microsecond where that is nothing.
+    """Ends the threads that OpenMP keeps for the calling thread; takes a microsecond if there are none.
 
-    GNU's library adds up what all threads of a process keep. Beyond the cores, what waits for work sleeps at once, and
-    each parallel operator of any thread takes longer: a small linear layer 37 us, a step of 1.1 ms 1.5 (two cores,
-    docs/log/newcomer.md).
+    GNU's library counts the threads kept for all threads of a process. If they outnumber the cores, idle ones sleep at
+    once, and each parallel operator of any thread takes longer: a small linear layer by 37 us, a step of 1.1 ms becomes
+    1.5 ms (two cores, docs/log/newcomer.md).
     """
     for library in _libraries():
         library.omp_pause_resource_all(_HARD)
@@ -23,7 +23,7 @@ def release_threads() -> None:
 
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ...]:
-    """Returns GNU's OpenMP as this process has it, torch's own among them; none on other systems."""
+    """Returns the copies of GNU's OpenMP in this process, including torch's own; empty on other systems."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The optimiser of a run and the schedule of its rate: the workload's own, or those of the knobs."""
+"""The optimiser of a run and its learning rate schedule: the workload's own, or those of the knobs."""
 
 from __future__ import annotations
 
@@ -13,42 +13,45 @@ from trainables.offline import without_hub_kernels
 from trainables.workload import Config, Workload, WorkloadError, parameter_groups
 
 LEAST_NUMBERS, BLOCK_NUMBERS, MAP_NUMBERS = 4096, 256, 256
-"""Of AdamW of 8 bits: smaller tensors keep moments of 32 bits; each block has a scale; a map is shared."""
+"""AdamW of 8 bits: tensors below LEAST_NUMBERS have 32-bit moments; each block has a scale; tensors share a map."""
 
 
 def prepared(workload: Workload, model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Returns the optimiser of a run: the workload's own, or the one of the knobs over its parameter groups.
+    """Returns the optimiser of a run: that of the workload's hook, or one by the knobs over its parameter groups.
 
-    Each group's rate is then its peak, which the schedule scales. Raises WorkloadError where the workload's hook
-    returns something else.
+    Each group's learning rate becomes its `peak_lr`, which the schedule scales. Raises WorkloadError if the hook does
+    not return an optimiser.
     """
-    own = getattr(workload, "optimizer", None)
-    made = own(model, config) if own is not None else built_in(parameter_groups(workload, model, config), config.knobs)
-    if not isinstance(made, torch.optim.Optimizer):
-        raise WorkloadError(f"optimizer() returned {type(made).__name__}; expected a torch.optim.Optimizer")
-    for group in made.param_groups:
+    hook = getattr(workload, "optimizer", None)
+    if hook is not None:
+        optimizer = hook(model, config)
+    else:
+        optimizer = built_in(parameter_groups(workload, model, config), config.knobs)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadError(f"optimizer() returned {type(optimizer).__name__}; expected a torch.optim.Optimizer")
+    for group in optimizer.param_groups:
         group["peak_lr"] = float(group["lr"])
-    return made
+    return optimizer
 
 
 def built_in(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimizer:
     """Returns AdamW (Loshchilov and Hutter, arXiv 1711.05101) or SGD over the groups, at the knob's learning rate.
 
-    A group's `lr_scale` multiplies the knob's rate for its parameters and `weight_decay` replaces the knob's. Unfused,
-    the CPU steps through the parameters one by one and CUDA takes the foreach kernels, as torch chooses. Raises
-    WorkloadError where optimizer=adamw8bit is asked for and bitsandbytes is not installed.
+    A group's `lr_scale` multiplies the knob's rate, and its `weight_decay` replaces the knob's. Without
+    fused_optimizer, torch steps through parameters one by one on a CPU, and by foreach kernels on CUDA. Raises
+    WorkloadError if the knob is adamw8bit and bitsandbytes is not installed.
     """
     ready = [
         {"weight_decay": knobs.weight_decay, **group, "lr": knobs.learning_rate * group.get("lr_scale", 1.0)}
         for group in groups
     ]
     if knobs.optimizer == "sgd":
-        nesterov = knobs.nesterov and knobs.momentum > 0  # torch refuses it without
+        nesterov = knobs.nesterov and knobs.momentum > 0  # torch refuses it without momentum
         return torch.optim.SGD(ready, momentum=knobs.momentum, nesterov=nesterov)
     if knobs.optimizer == "adamw8bit":
         try:
             with without_hub_kernels():
-                import bitsandbytes  # an extra of 125 MB, for this one knob
+                import bitsandbytes  # an optional package of 125 MB, for this knob alone
         except ImportError:
             raise WorkloadError(
                 "knobs.optimizer=adamw8bit needs the package bitsandbytes: pip install 'cardtune[quant]'"
@@ -58,7 +61,7 @@ def built_in(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimize
 
 
 def facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns what an optimiser that has stepped is, as a first step tells it."""
+    """Returns facts of a first step about an optimiser that has stepped: its class, state dtypes and settings."""
     groups = optimizer.param_groups
     moments = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor) and t.dim()]
     return {
@@ -71,11 +74,11 @@ def facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def state_bytes(model: nn.Module, knobs: Knobs) -> int:
-    """Returns the bytes of the optimiser's state once it has stepped: of AdamW two moments of each trained number.
+    """Returns the bytes of the optimiser's state after its first step: for AdamW two moments of each trained number.
 
-    Those of `adamw8bit` have 8 bits and a scale of 4 bytes for each block, but in tensors below 4,096 numbers 32 bits;
-    a map of 256 numbers for each moment is shared. SGD has one moment, none without momentum. Of an optimiser of the
-    workload's own it is not known before it has stepped, and 0.
+    Moments of `adamw8bit` have 8 bits and a scale of 4 bytes for each block, but 32 bits in tensors below 4,096
+    numbers; all tensors share a map of 256 numbers for each moment. SGD has one moment, or none without momentum. For
+    the workload's own optimiser the result is 0: its state is not known before it has stepped.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if "optimizer" not in knobs.table:
@@ -91,19 +94,19 @@ def state_bytes(model: nn.Module, knobs: Knobs) -> int:
 
 
 def schedule(workload: Workload, progress: float, config: Config) -> float:
-    """Returns the share of the peak learning rate at `progress` (0 to 1) of the run: the workload's, or the knobs'.
+    """Returns the learning rate as a share of its peak at `progress` (0 to 1): by the workload's hook, or the knobs.
 
-    It is a function of the share of samples seen, so a run keeps its schedule when its batch size changes.
+    It depends on the share of samples seen, so it stays the same if the batch size changes.
     """
-    own = getattr(workload, "schedule", None)
-    if own is not None:
-        return float(own(progress, config))
+    hook = getattr(workload, "schedule", None)
+    if hook is not None:
+        return float(hook(progress, config))
     knobs = config.knobs
     return warmed_up(progress, knobs.warmup_frac, knobs.schedule)
 
 
 def warmed_up(progress: float, warmup_frac: float, then: str) -> float:
-    """Returns the share of the peak rate: linear up, then in a line or a half cosine to 0, or constant."""
+    """Returns the share of the peak rate: it rises linearly, then falls to 0 linearly or by a half cosine, or stays."""
     if progress < warmup_frac:
         return progress / warmup_frac
     if then == "constant" or warmup_frac >= 1.0:
@@ -115,14 +118,14 @@ def warmed_up(progress: float, warmup_frac: float, then: str) -> float:
 def hold_gradients(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, knobs: Knobs, max_norm: float | None = None
 ) -> None:
-    """Scales the gradients of a whole batch down to a norm, the knob's or the one given, where theirs is larger.
+    """Clips the gradients of a whole batch to `max_norm`, by default the knob's; 0 clips nothing.
 
-    A GradScaler's own scale is taken out. A norm that is not finite is left to the scaler, which skips such a step, or
-    to the loss that follows.
+    Gradients are unscaled first, if a GradScaler scaled them. A norm that is not finite is no error here: the scaler
+    skips such a step, or the next loss shows it.
     """
     max_norm = knobs.max_grad_norm if max_norm is None else max_norm
     if max_norm <= 0:
         return
     scaler.unscale_(optimizer)
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    nn.utils.clip_grad_norm_(own, max_norm)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    nn.utils.clip_grad_norm_(parameters, max_norm)

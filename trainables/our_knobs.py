@@ -1,6 +1,6 @@
 """The knobs of our workloads, as rows of the table, and which workload has which.
 
-A command line is checked before the modules are imported, which takes seconds.
+They are not in the workloads' modules: a command line is checked before these are imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ ROWS: Mapping[str, Knob] = {
     ),
     "base_dtype": Knob(
         "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "int8", "nf4")),
-        "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is "
-        "fp32. int8 and nf4 (QLoRA, arXiv 2305.14314) hold linear layers in eight and four bits, the rest in bf16.",
+        "Type of the frozen weights beside adapters; without adapters nothing is frozen, and everything is fp32. int8 "
+        "and nf4 (QLoRA, arXiv 2305.14314) store linear layers in eight and four bits, all other weights in bf16.",
         shapes_model=True, memory="group", span="compute", also=("base",),
         rules=(
             capability(AMPERE, "bf16", "bf16", "int8", "nf4"),
             cpu_flags(
-                "bf16 is no arithmetic of this processor, without AVX-512", ("avx512bw",), "bf16", "int8", "nf4"
+                "this processor has no bf16 arithmetic, as it lacks AVX-512", ("avx512bw",), "bf16", "int8", "nf4"
             ),
             package("bitsandbytes", "quant", "nf4"),
-            only_on("cuda", "fp16 is hardly arithmetic of a CPU, where steps take many times as long", "fp16"),
+            only_on("cuda", "on a CPU a step in fp16 takes many times as long as in fp32", "fp16"),
         ),
         remedies={"memory": lambda own, step: "bf16" if own.base_dtype == "fp32" else None},
         auto=("fp32", "bf16", "fp16", "int8", "nf4"),
@@ -66,12 +66,12 @@ ROWS: Mapping[str, Knob] = {
     ),
     "architecture": Knob(
         "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
-        "Kind of network, where the workload has several.", shapes_model=True,
+        "Type of network, if the workload has several.", shapes_model=True,
         memory="group", span="compute",
     ),
 }
 # fmt: on
-"""Every such row by the name of its knob."""
+"""The rows by the name of the knob."""
 
 _KNOBS_OF: Mapping[str, tuple[str, ...]] = {
     "headpose": ("hidden_size", "dropout", "augmentation", "inplace_augmentation"),
@@ -81,7 +81,7 @@ _KNOBS_OF: Mapping[str, tuple[str, ...]] = {
     "temporal": ("architecture", "hidden_size", "dropout"),
 }
 _HOOKS = {"nli": ("parameter_groups",)}
-"""The methods of a workload's class that are in the place of knobs or beside them (`KnobTable`)."""
+"""The methods of a workload's class that replace or accompany knobs (`KnobTable`)."""
 
 OURS: Mapping[str, KnobTable] = {
     ref: KnobTable({name: ROWS[name] for name in names}, hooks=_HOOKS.get(ref, ())) for ref, names in _KNOBS_OF.items()
@@ -90,4 +90,4 @@ OURS: Mapping[str, KnobTable] = {
 BUILT_IN = tuple(OURS)
 
 EVERY = KnobTable(ROWS)
-"""With all of them, whatever the workload."""
+"""A table with the knobs of all our workloads."""

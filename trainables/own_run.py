@@ -1,4 +1,4 @@
-"""`run`, which a loop of one's own is given: the values of knobs, what counts, times and ends it, and what it reports.
+"""`run`, the argument of a custom loop: gives the values of knobs, counts, times and ends the loop, takes its reports.
 
     def train(run):
         loader = DataLoader(train_set, shuffle=True, **run.loader())
@@ -10,7 +10,7 @@
             if run.evaluate_now:
                 run.report(accuracy=evaluate(model))
 
-What is asked of `run` is kept: a knob that is searched and never asked for would be a search of nothing.
+`run` records which knobs the loop reads: searching a knob that the loop never reads would be without effect.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _DECLARE = "give it a value or values in SPACE"
 
 
 class Run(Counted):
-    """One training as their loop sees it."""
+    """One training, as the user's loop sees it."""
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of a knob; raises LoopError for a name that is none, with the one most like it."""
+        """Returns the value of a knob; raises LoopError for an unknown name, with the most similar known one."""
         values = self._state.config.knobs.as_dict()
         if name not in values:
             near = table().also_called.get(name) or nearest(name, values)
@@ -53,7 +53,7 @@ class Run(Counted):
         self._ask(name)
         if name == "micro_batch_size":
             self._cuts_by_name = True
-            return self._micro()  # as `loader` cuts a batch: evenly
+            return self._micro()  # `loader` cuts a batch evenly, so this may be less than the knob's value
         return values[name]
 
     @property
@@ -63,7 +63,7 @@ class Run(Counted):
 
     @property
     def epoch(self) -> int:
-        """The pass over the data at hand, from 0."""
+        """The current epoch, from 0."""
         return self._state.epoch
 
     @property
@@ -73,58 +73,58 @@ class Run(Counted):
 
     @property
     def rank(self) -> int:
-        """Which of `devices_per_trial` processes this is, from 0: the first is to write what a training saves."""
+        """The number of this process among `devices_per_trial`, from 0: only rank 0 should save files."""
         return self._state.ranks.rank
 
     @property
     def accumulation(self) -> int:
-        """The micro-batches of one optimiser step: 1 where the loader's batches are not those of `loader()`."""
+        """The micro-batches of one optimiser step; 1 if the loader was not made with `loader()`."""
         if not self._parts:
             if "micro_batch_size" in self._asked:
                 self._ask("batch_size")
             if self._is_whole and not self._cuts_by_name:
                 raise LoopError(
                     f"run.batches(loader) has whole batches of {self._state.config.knobs.batch_size}, and run.loader() "
-                    f"made a loader of micro-batches of {self._micro()}: run.loader() is for the training loader, and "
-                    "one to evaluate on has a batch size of its own"
+                    f"made a loader of micro-batches of {self._micro()}: run.loader() is for the training loader; give "
+                    "a loader for evaluation its own batch size"
                 )
             self._parts = self._accumulation
         return self._parts
 
     @property
     def ends_batch(self) -> bool:
-        """Whether the micro-batch at hand is the last before an optimiser step."""
+        """Whether the current micro-batch is the last before an optimiser step."""
         return self._has_stepped or self._since_step >= self.accumulation or self.is_over
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
-        """What scales the loss under fp16, and passes everything through otherwise."""
+        """The GradScaler: enabled under fp16, without effect otherwise."""
         return self._scaler
 
-    # -- what their loop calls -----------------------------------------------------------------------------------------
+    # -- what the user's loop calls ------------------------------------------------------------------------------------
 
     def loader(self) -> dict[str, Any]:
-        """Returns the arguments of a DataLoader that knobs set; a batch is cut into equal micro-batches."""
+        """Returns the DataLoader arguments that knobs set; `batch_size` cuts a batch into equal micro-batches."""
         knobs, self._has_cut = self._ask(*_LOADER), True
         return {"batch_size": self._micro(), **batches.loading(knobs, self.device.type)}
 
     def prepare(self, model: nn.Module, *others: torch.optim.Optimizer | LRScheduler) -> Any:
-        """Returns the model on the device as knobs say, and all else as it came; the model alone where it comes alone.
+        """Moves the model to the device and applies knobs to it, in place; returns all arguments, or only the model.
 
-        The others are its optimisers, and schedulers of the learning rate, which `backward` then steps behind each step
-        of their optimiser. Raises LoopError for a scheduler that waits for a metric.
+        `others` are its optimisers, and learning rate schedulers. `backward` steps a scheduler after each step of its
+        optimiser. Raises LoopError for a scheduler that waits for a metric.
         """
         state, knobs = self._state, self._ask(*_PREPARE)
-        optimizers = [one for one in others if not isinstance(one, LRScheduler)]
-        self._schedules += [one for one in others if isinstance(one, LRScheduler)]
-        if any(isinstance(one, ReduceLROnPlateau) for one in self._schedules):
+        optimizers = [other for other in others if not isinstance(other, LRScheduler)]
+        self._schedules += [other for other in others if isinstance(other, LRScheduler)]
+        if any(isinstance(schedule, ReduceLROnPlateau) for schedule in self._schedules):
             raise LoopError("run.prepare(..., ReduceLROnPlateau): it waits for a metric, so step it yourself")
         model = model.to(self.device)
-        if knobs.channels_last:  # else the layout that their own lines gave it holds
+        if knobs.channels_last:  # otherwise the user's own layout stays
             self.keep(precision.laid_out(model, knobs))
         self.keep(precision.checkpointed(blocks(state.workload, model), knobs.activation_checkpointing))
         if knobs.compile != "off":
-            cast(Any, model).compile(mode=knobs.compile)  # in place: their names of the model stay right
+            cast(Any, model).compile(mode=knobs.compile)  # in place: the user's variables still refer to the model
         if state.meter is not None:
             state.meter.adopt([*model.parameters(), *model.buffers()])
         for optimizer in optimizers:
@@ -138,25 +138,25 @@ class Run(Counted):
         return (model, *others) if others else model
 
     def epochs(self) -> Iterator[int]:
-        """Yields the passes until the horizon is reached; `batches` then makes one pass at a time."""
+        """Yields epochs, from 0, until the horizon is reached; each call of `batches` is then one epoch."""
         self._one_pass = True
         while not self.is_over:
             before = self._state.samples
             yield self._state.epoch
             if self._state.samples == before:
-                raise LoopError("a pass over run.epochs() took no batch of run.batches(loader)")
-        if self._is_due and not self._has_stepped:  # once more, for a loop that reports behind its steps alone
+                raise LoopError("an epoch of run.epochs() took no batch of run.batches(loader)")
+        if self._is_due and not self._has_stepped:  # once more, for a loop that reports only after a step
             yield self._state.epoch
 
     def batches(self, loader: Iterable[Any], samples: int | None = None) -> Iterator[Any]:
-        """Yields the loader's batches on the device, pass after pass, until the horizon is reached.
+        """Yields the loader's batches on the device, epoch after epoch, until the horizon is reached.
 
-        `samples` are those of one pass, for a loader that does not know them. Counts and times what happens until the
-        next batch is asked for. Where the horizon is within a batch of theirs, that batch is trained to its step.
+        `samples` is the size of an epoch, for a loader that does not know it. The work until the next batch is asked
+        for is counted and timed. If the horizon lies within a batch, that batch is trained up to its optimiser step.
         """
         state, knobs = self._state, self._ask(*_BATCHES)
         transfer = None if self._is_on_host else batches.Transfer(knobs, self.device)  # on a CPU nothing moves
-        source = getattr(loader, "iterable", loader)  # what tqdm wraps
+        source = getattr(loader, "iterable", loader)  # inside of tqdm
         self.begin(source, samples)
         dim: int | None = None
         if self.is_done:
@@ -166,8 +166,8 @@ class Run(Counted):
             if is_asked and not state.ranks.more(before):
                 raise Ended
             state.ranks.same_order()
-            own, counts = iter(loader), batches.SampleCounts(source)
-            for whole in own:
+            epoch, counts = iter(loader), batches.SampleCounts(source)
+            for whole in epoch:
                 if not (self._is_alone or self._since_step or is_asked or state.ranks.more(state.samples)):
                     raise Ended
                 is_asked = False
@@ -181,62 +181,62 @@ class Run(Counted):
                 if transfer is not None:
                     batch = transfer(host)
                     self._watch.lap("transfer")
-                if state.steps == 0 and not isinstance(own, Generator):  # a wrapper hides the workers of its loader
-                    state.active |= batches.workers_seen(own, loader)
+                if state.steps == 0 and not isinstance(epoch, Generator):  # a wrapper hides the workers of its loader
+                    state.active |= batches.workers_seen(epoch, loader)
                 self._count(host, batch, size)
                 del whole, host
                 try:
                     yield batch
-                except GeneratorExit:  # their loop has left this pass by itself
+                except GeneratorExit:  # the user's loop has left this epoch early
                     self._leaves()
                     raise
                 self.passed()
                 if self._has_stepped and state.samples >= self._horizon:
                     break
-            del own  # its workers end before what follows the pass
+            del epoch  # its workers end before the code that follows the epoch
             self.next_pass()
             if state.samples == before:
-                raise LoopError("the loader of run.batches(loader) gave no batch in a whole pass")
+                raise LoopError("the loader of run.batches(loader) gave no batch in a whole epoch")
             if not self.is_done:
                 state.epoch += 1
                 state.micro_batches_done = 0
-            if self._one_pass:  # what follows is theirs, and in no window
+            if self._one_pass:  # user code follows, which is in no window
                 self._pass_ends()
                 break
         self._paused_at = time.perf_counter()
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Returns the context of a forward pass, in the type of numbers that the knob amp_dtype says."""
+        """Returns the context of a forward pass: autocast to the knob amp_dtype."""
         return precision.autocast(self._ask(*_AUTOCAST), self.device)
 
     def backward(
         self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None, *, max_norm: float | None = None
     ) -> bool:
-        """Adds the gradients of a mean loss, and after a whole batch steps, and drops the gradients; returns whether.
+        """Adds the gradients of a mean loss; after a whole batch, steps the optimiser and clears its gradients.
 
-        The batches of a loader that `loader()` made are micro-batches; any other loader's are whole batches. `max_norm`
-        is what the norm of all gradients of the optimiser is clipped to before it steps, by default the knob's. Where
-        it is called with several optimisers, each with its own loss, a loss has gradients for its optimiser alone.
-        Schedulers that `prepare` was shown step with their optimiser.
+        Returns whether it stepped. The batches of a loader made with `loader()` are micro-batches; those of any other
+        loader are whole batches. Before a step, the norm of all gradients of the optimiser is clipped to `max_norm`, by
+        default the knob max_grad_norm. With several optimisers, call it for each with its own loss: a loss gives
+        gradients to its optimiser only. Schedulers given to `prepare` step with their optimiser.
         """
-        own = optimizer or self._state.optimizer
-        if own is None:
+        stepped = optimizer or self._state.optimizer
+        if stepped is None:
             raise LoopError("run.backward(loss) needs an optimiser: run.backward(loss, optimizer), or run.prepare")
         limit = self._max_norm if max_norm is None else float(max_norm)
         if not self._state.micro_steps:
             raise LoopError("run.backward is called outside of a loop over run.batches(loader)")
         accumulation, others = self._parts or self.accumulation, self._optimizers
-        if (has_stepped := others.get(own)) is None:
-            if others:  # what the losses of others have left in its weights, while theirs alone was known
-                own.zero_grad()
-            others[own] = False
-            if own not in self._state.optimizers:
-                self._state.optimizers.append(own)
-            if own not in self._shown and hasattr(own, "_optimizer_step_pre_hooks"):  # a wrapper may have none
-                self._watch_steps(own)
+        if (has_stepped := others.get(stepped)) is None:
+            if others:  # losses of other optimisers may have left gradients in its weights before it was known
+                stepped.zero_grad()
+            others[stepped] = False
+            if stepped not in self._state.optimizers:
+                self._state.optimizers.append(stepped)
+            if stepped not in self._shown and hasattr(stepped, "_optimizer_step_pre_hooks"):  # a wrapper may have none
+                self._watch_steps(stepped)
         elif has_stepped:
             self._rescale()
-        inputs = None if len(others) == 1 else [p for g in own.param_groups for p in g["params"] if p.requires_grad]
+        inputs = None if len(others) == 1 else [p for g in stepped.param_groups for p in g["params"] if p.requires_grad]
         part = loss * (self._share / accumulation) if accumulation != 1 or self._share != 1.0 else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
         self.saw_loss(loss)
@@ -247,28 +247,28 @@ class Run(Counted):
             return False
         self._state.averages = True
         if not self._is_alone:
-            self._state.ranks.average(own)
+            self._state.ranks.average(stepped)
         if limit > 0:
-            optim.hold_gradients(own, self._scaler, self._state.config.knobs, limit)
+            optim.hold_gradients(stepped, self._scaler, self._state.config.knobs, limit)
         self.before_step()
         self._is_ours = True
         if self._is_scaled:
-            self._scaler.step(own)
-            others[own] = True
-            if len(others) == 1:  # else gradients of another may wait at this scale
+            self._scaler.step(stepped)
+            others[stepped] = True
+            if len(others) == 1:  # gradients of another optimiser may be scaled by the present scale
                 self._rescale()
         else:
-            own.step()
+            stepped.step()
         self._is_ours = False
         for schedule in self._schedules:
-            if schedule.optimizer is own:
+            if schedule.optimizer is stepped:
                 self._advance(schedule)
-        own.zero_grad(set_to_none=forgets)
+        stepped.zero_grad(set_to_none=forgets)
         self.step()
         return True
 
     def _advance(self, schedule: LRScheduler) -> None:
-        """Steps a scheduler that `prepare` was shown; raises LoopError where their own lines step it, too."""
+        """Steps a scheduler that was given to `prepare`; raises LoopError if the user's code steps it, too."""
         at = getattr(schedule, "last_epoch", None)
         if at != self._schedules_at.get(id(schedule), at):
             raise LoopError(
@@ -284,7 +284,7 @@ class Run(Counted):
 
     @functools.cached_property
     def _step_settings(self) -> tuple[bool, bool]:
-        """Whether a step waits for the device, and whether it drops its gradients."""
+        """Whether each micro-batch waits for the device, and whether a step drops its gradients."""
         knobs = self._ask(*_BACKWARD)
         return knobs.sync_every_step, knobs.set_to_none and not precision.keeps_gradients(knobs)
 
@@ -292,7 +292,7 @@ class Run(Counted):
         self._kept.callback(optimizer.register_step_pre_hook(self._steps_by).remove)
 
     def _steps_by(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimiser is about to step; raises LoopError where `backward` does that, and their own lines do too."""
+        """Is called before an optimiser steps; raises LoopError if user code steps one that `backward` steps."""
         if not self._is_ours:
             if self._state.ranks.count > 1:
                 raise LoopError(f"devices_per_trial={self._state.ranks.count}: {ONLY_BACKWARD}")
@@ -301,15 +301,15 @@ class Run(Counted):
                     f"run.backward steps the {type(optimizer).__name__} that it is given, after a whole batch, and so "
                     "do lines of your own: leave out its step() and zero_grad()"
                 )
-            self._unsaid += bool(self._state.micro_steps)
+            self._unreported += bool(self._state.micro_steps)
         if not self._is_forward_over:
             self.before_step()
 
     def _asked_size(self, loader: Any) -> int | None:
-        """Returns the samples that a whole batch of their loader should have, None where nothing tells."""
+        """Returns the samples that a full batch of the loader should have; None if that is not known."""
         asked, whole = self._asked, self._state.config.knobs.batch_size
-        own = self._micro() if "micro_batch_size" in asked else whole if "batch_size" in asked else None
-        return getattr(loader, "batch_size", None) or own
+        by_knob = self._micro() if "micro_batch_size" in asked else whole if "batch_size" in asked else None
+        return getattr(loader, "batch_size", None) or by_knob
 
     def _rescale(self) -> None:
         self._scaler.update()

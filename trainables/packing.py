@@ -1,8 +1,8 @@
-"""Rows of tokens packed end to end: several short rows share one, and attention stays within each of them.
+"""Packs several short rows of tokens end to end into one; attention stays within each original row.
 
-A batch padded to its longest row computes on padding; packed, the same tokens fill fewer rows (Krell et al., "Efficient
-sequence packing without cross-contamination", arXiv 2107.02027). Here rows are as long as the batch's longest, filled
-first fit, longest first.
+A padded batch computes on padding; packed, the same tokens fill fewer rows (Krell et al., "Efficient sequence packing
+without cross-contamination", arXiv 2107.02027). Packed rows are as long as the longest row of the batch. They are
+filled first fit, the longest row first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 
 class Packing(NamedTuple):
-    """Where each row of a batch lies: in which packed row and from which position on, both int64, shape (rows,).
+    """The place of each row of a batch: its packed row and its first position there, both int64, shape (rows,).
 
-    `rows` is the number of packed rows. Made on the host, where lengths are known without waiting for a device.
+    `rows` is the number of packed rows. It is made on the host, where lengths are known without waiting for a device.
     """
 
     row: Tensor
@@ -26,7 +26,7 @@ class Packing(NamedTuple):
 
 
 def plan(lengths: Sequence[int]) -> Packing:
-    """Returns the packing of rows of these lengths into rows of the longest; first fit, the longest first."""
+    """Returns the packing of rows with these lengths, first fit, the longest first."""
     room: list[int] = []
     row, start = [0] * len(lengths), [0] * len(lengths)
     longest = max(lengths)
@@ -40,15 +40,15 @@ def plan(lengths: Sequence[int]) -> Packing:
 
 
 def attending(segment: Tensor, *, causal: bool, window: int | None = None) -> Tensor:
-    """Returns which token attends to which, bool, shape (rows, 1, time, time); True is attended to.
+    """Returns the attention mask, bool, shape (rows, 1, time, time), True for tokens that are attended to.
 
-    Only tokens of one segment see each other, `segment` has shape (rows, time); with `causal` only earlier ones, with
-    `window` only so many of them. Padding sees padding, or its softmax were NaN.
+    A token attends to tokens of the same segment; `segment` has shape (rows, time). With `causal` it attends only to
+    earlier ones, with `window` only to so many of them. Padding attends to padding, to avoid a softmax of NaN.
     """
     same = segment[:, :, None] == segment[:, None, :]
     if causal:
-        own = torch.arange(segment.shape[1], device=segment.device)
-        distance = own[:, None] - own[None, :]
+        position = torch.arange(segment.shape[1], device=segment.device)
+        distance = position[:, None] - position[None, :]
         same = same & (distance >= 0)
         if window is not None:
             same = same & (distance < window)
@@ -56,14 +56,14 @@ def attending(segment: Tensor, *, causal: bool, window: int | None = None) -> Te
 
 
 class Packed:
-    """A padded batch as packed rows: what a transformer takes, and the way back."""
+    """A padded batch as packed rows: the inputs of a transformer, and the way back from its states."""
 
     def __init__(self, input_ids: Tensor, attention_mask: Tensor, packing: Packing) -> None:
         """`input_ids` and `attention_mask` have shape (rows, time), padding on the right."""
         rows, time = input_ids.shape
         position = torch.arange(time, device=input_ids.device).expand(rows, time)
         place = packing.row[:, None] * time + packing.start[:, None] + position
-        spare = packing.rows * time  # one slot more than there are, where all padding goes
+        spare = packing.rows * time  # an extra slot, which takes all padding
         self._place = torch.where(attention_mask.bool(), place, spare)
 
         def packed(values: Tensor) -> Tensor:
@@ -76,13 +76,13 @@ class Packed:
         self._segment = packed(segment.contiguous())
 
     def mask(self, *, causal: bool, window: int | None = None) -> Tensor:
-        """Returns `attending` of the packed rows: only tokens of what was one row see each other."""
+        """Returns `attending` of the packed rows: a token attends to tokens of its original row only."""
         return attending(self._segment, causal=causal, window=window)
 
     def unpack(self, hidden: Tensor) -> Tensor:
-        """Returns states of packed rows, (packed rows, time, width), as the batch had them, (rows, time, width).
+        """Returns states of packed rows, (packed rows, time, width), in the order of the batch, (rows, time, width).
 
-        What stands at padding means nothing, as in a padded batch.
+        Values at padding have no meaning, as in a padded batch.
         """
         flat = hidden.reshape(-1, hidden.shape[-1])
         within = self._place.clamp(max=len(flat) - 1)

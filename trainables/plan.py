@@ -1,4 +1,4 @@
-"""How far a training goes. No torch: who only asks for one has no use for it."""
+"""The length of a training. Torch is not imported here: code that only plans trainings has no use for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """How far to train and when to look.
+    """The length of a training, and when quality and speed are measured.
 
-    `samples` is the horizon, at which the learning rate reaches 0; `milestones` are the samples seen at which quality
-    is measured; a window closes at the first optimiser step after `window_s`. `cap_bytes` makes a CPU a virtual card.
+    `samples` is the horizon, at which the learning rate reaches 0. Quality is measured after each of the `milestones`,
+    in samples. A window closes at the first optimiser step after `window_s`. `cap_bytes` makes a CPU a virtual card.
     """
 
     samples: int
@@ -19,23 +19,23 @@ class Plan:
     window_s: float = 1.0
     cap_bytes: int | None = None
     mixed_phases: bool = False
-    """Batches of all phases in turns, each as often as its share, so that seconds show the speed of a whole run."""
+    """Batches of all phases alternate by their shares, so that a few seconds show the speed of a whole run."""
     each_step: bool = False
-    """Windows have the seconds of every step."""
+    """Windows hold the seconds of every step."""
 
 
 def evenly(batch_size: int, micro_batch_size: int) -> tuple[int, int]:
-    """Returns the micro-batches of a batch where a loader cuts it evenly, and the samples of one, at most as asked."""
+    """Returns the number of equal micro-batches of a batch, and their size, which is at most `micro_batch_size`."""
     count = math.ceil(batch_size / micro_batch_size)
     return count, math.ceil(batch_size / count)
 
 
 def steps_to(samples: int, pass_samples: int, micro: int, accumulation: int) -> int:
-    """Returns the optimiser steps up to so many samples, of a loop that steps at the end of every pass.
+    """Returns the optimiser steps up to `samples`, for a loop that always steps at the end of an epoch.
 
-    So the last step of a pass may be of fewer micro-batches than `accumulation`, and its last one of fewer than `micro`
-    samples.
+    So the last step of an epoch may have fewer micro-batches than `accumulation`, and the last micro-batch fewer
+    samples than `micro`.
     """
-    passes, left = divmod(samples, pass_samples)
-    whole = math.ceil(math.ceil(pass_samples / micro) / accumulation)
-    return passes * whole + math.ceil(math.ceil(left / micro) / accumulation)
+    epochs, left = divmod(samples, pass_samples)
+    epoch_steps = math.ceil(math.ceil(pass_samples / micro) / accumulation)
+    return epochs * epoch_steps + math.ceil(math.ceil(left / micro) / accumulation)

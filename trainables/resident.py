@@ -1,7 +1,7 @@
-"""What stays loaded between the trials of one process: the data, and the model with its first weights.
+"""Data and model that stay loaded between the trials of one process.
 
-Loading costs seconds and a trial's own work can be shorter than that, so a process loads once and each trial starts
-from a copy of the first weights. What training cannot change (frozen weights) is neither copied nor restored.
+Loading takes seconds, often more than a trial itself. So a process loads once, and each trial starts from a copy of the
+initial weights. Frozen weights, which training does not change, are neither copied nor restored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainables.workload import Batch, Config, HookFailed, Split, Workload, coll
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 MARKED = 1000
-"""Numbers of a parameter that are looked at to see whether it has changed, up to twice as many."""
+"""Numbers of a parameter that are compared to notice a change; up to twice as many in fact."""
 
 
 class Resident:
@@ -36,29 +36,29 @@ class Resident:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.meter = LiveBytes()
-        """Of all runs of this process on a CPU: what one run leaves behind is there when the next begins."""
+        """Counts all runs of this process on a CPU: memory that one run does not free counts for the next."""
         self.cache_limits = CacheLimits()
-        """What `ram_cache` may take; without limits until whoever owns the process sets some."""
+        """Limits of `ram_cache`; infinite until the owner of the process sets them."""
         self._data: dict[Hashable, Dataset[Any]] = {}
         self._lengths: dict[Hashable, list[int] | None] = {}
         self._model: nn.Module | None = None
         self._model_config = Config()
         self._model_reads: set[str] = set()
-        """The knobs that `model` has read, or a model that keeps `config`: another value needs another model."""
+        """Knobs that `model`, or a model that keeps `config`, has read: another value needs another model."""
         self._first: dict[str, Tensor] = {}
         self._first_plain: dict[str, dict[str, Any]] = {}
         self._first_kept: Mapping[tuple[str, str], object] = {}
         self.marks: Mapping[str, Tensor] = {}
-        """Of the model's parameters before any training, as `marks` returns them."""
+        """The result of the function `marks` for the model before any training."""
 
     def model(self, config: Config) -> nn.Module:
-        """Returns the model of the configuration on its device, with the weights it has before any training.
+        """Returns the model of the configuration on its device, with its initial weights.
 
-        The same object is returned for the same options, seed, device and knobs that shape it, by their rows or as
-        `model` reads them, unless its forward pass has changed what is not restored. Numbers that its modules count in
-        are what they were, too. Raises HookFailed where the workload gives none.
+        The same object is returned for the same options, seed, device and values of knobs that shape it (by their rows,
+        or because `model` reads them), unless a forward pass has changed something that cannot be restored. Counters in
+        its modules are restored, too. Raises HookFailed if the workload returns no model.
         """
-        is_other = self._key(config) != self._key(self._model_config)  # by what is known by now to have been read
+        is_other = self._key(config) != self._key(self._model_config)  # `_model_reads` may have grown since
         if self._model is None or is_other or not self._can_be_restored(self._model):
             self.drop_model()
             with torch.random.fork_rng(devices=[]):
@@ -66,11 +66,11 @@ class Resident:
                 knobs = ReadKnobs(config.knobs, self._model_reads)
                 model = self.workload.model(replace(config, knobs=knobs))
                 if config.knobs.compile != "off":
-                    knobs.closed()  # torch.compile would break its graph at each reading
+                    knobs.closed()  # torch.compile would break its graph at each read
             if not isinstance(model, nn.Module):
                 raise HookFailed("model", f"returned a {type(model).__name__}: it must return a torch.nn.Module")
             self._model = model.to(config.device)
-            # On the host: a copy of all that trains would be held on the card for as long as the process lives.
+            # On the host: a copy on the card would occupy its memory for as long as the process lives.
             self._first = {name: t.detach().to("cpu", copy=True) for name, t in changing(self._model)}
             self._first_plain = {name: plain(module) for name, module in self._model.named_modules()}
             self._first_kept, self.marks = _kept(self._model), marks(self._model)
@@ -94,17 +94,17 @@ class Resident:
         return _options_key(config), config.seed, config.device, tuple(shape)
 
     def _can_be_restored(self, model: nn.Module) -> bool:
-        """Returns whether the model is what it was once its first weights are copied into it.
+        """Returns whether copying the initial weights into the model restores it completely.
 
-        It is not where a forward pass has made or resized a buffer, changed what a module keeps in plain attributes, or
-        written into frozen weights, such as those of a teacher that follows the model.
+        It does not if a forward pass has made or resized a buffer, changed a plain attribute of a module, or written
+        into frozen weights, such as those of a teacher that follows the model.
         """
         now = {name: (t.shape, t.dtype) for name, t in changing(model)}
         first = {name: (t.shape, t.dtype) for name, t in self._first.items()}
         return now == first and _kept(model) == self._first_kept and not written(model, self.marks)
 
     def held_bytes(self) -> int:
-        """Returns the bytes of the model on its device, 0 where none is loaded; drops its gradients."""
+        """Drops the model's gradients; returns the bytes of the model on its device, 0 if none is loaded."""
         if self._model is None:
             return 0
         for parameter in self._model.parameters():
@@ -112,21 +112,22 @@ class Resident:
         return storage_bytes([*self._model.parameters(), *self._model.buffers()])
 
     def drop_model(self) -> None:
-        """Forgets the model, so that its memory can be used by the next."""
+        """Drops the model, so that the next one can use its memory."""
         parts = [weakref.ref(p) for p in self._model.parameters()] if self._model is not None else []
         self._model = None
         self._first.clear()
         self._first_plain.clear()
         self._first_kept, self.marks = {}, {}
-        if any(part() is not None for part in parts):  # in a circle, and maybe frozen with what never changes
+        if any(part() is not None for part in parts):  # part of a reference cycle, and perhaps frozen by `gc.freeze`
             gc.unfreeze()
             garbage.collect()
             gc.freeze()
 
     def dataset(self, config: Config, split: Split) -> Dataset[Any]:
-        """Returns the split, with every sample prepared in RAM when the knob says so; raises CacheTooLarge.
+        """Returns the split; with the knob ram_cache, every sample is prepared and kept in RAM.
 
-        Of the validation split that is only as far as it fits: nobody measures it before a trial has been trained.
+        Raises CacheTooLarge if the training split does not fit. The validation split is cached only if it fits: its
+        size is not measured before a trial has been trained.
         """
         key = (_options_key(config), split)
         if key not in self._data:
@@ -144,61 +145,61 @@ class Resident:
         return self._data[cached]
 
     def lengths(self, config: Config, split: Split) -> list[int] | None:
-        """Returns each sample's length, measured once, or None where the workload has no measure of it."""
+        """Returns each sample's length, measured once, or None if the workload has no measure of it."""
         key = (_options_key(config), split)
         if key not in self._lengths:
             self._lengths[key] = sample_lengths(self.dataset(config, split), getattr(self.workload, "length", None))
         return self._lengths[key]
 
     def validation(self, config: Config, size: int) -> Iterable[Batch]:
-        """Returns the validation split on the host, longest samples first, in batches of `size`, loaded as asked."""
+        """Returns the validation split on the host in batches of `size`, the longest samples first."""
         dataset, lengths = self.dataset(config, "val"), self.lengths(config, "val")
         return validation_loader(dataset, collate_of(self.workload), size, lengths, config)
 
 
 def plain(module: nn.Module) -> dict[str, Any]:
-    """Returns the numbers that a module keeps beside its tensors, such as its count of steps."""
+    """Returns a module's attributes that are numbers, such as its count of steps."""
     return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
 
 
 def _kept(model: nn.Module) -> dict[tuple[str, str], object]:
-    """Returns what modules keep beside their tensors and the numbers of `plain`, as values that can be compared."""
-    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}  # some modules list theirs
+    """Returns all further attributes of modules, neither tensors nor in `plain`, as values that can be compared."""
+    registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}  # some modules list theirs
     return {
-        (name, attribute): _comparable(value, own)
+        (name, attribute): _comparable(value, registered)
         for name, module in model.named_modules()
         for attribute, value in vars(module).items()
         if attribute not in _OF_EVERY_MODULE and type(value) not in (int, float)
     }
 
 
-def _comparable(value: Any, own: Container[int], depth: int = 4) -> object:
-    """Returns the content of tensors, containers and plain values; of other objects, and further down, the type."""
-    if type(value) is Tensor and id(value) not in own and value.layout is torch.strided:
+def _comparable(value: Any, registered: Container[int], depth: int = 4) -> object:
+    """Returns the content of tensors, containers and plain values; for other objects, or below `depth`, the type."""
+    if type(value) is Tensor and id(value) not in registered and value.layout is torch.strided:
         return value.shape, value.dtype, value.device, _mark(value).numpy().tobytes()
     if isinstance(value, dict | list | tuple | set | deque) and depth:
         parts = value.items() if isinstance(value, dict) else value
-        return [_comparable(one, own, depth - 1) for one in parts]
+        return [_comparable(part, registered, depth - 1) for part in parts]
     return value if value is None or isinstance(value, bool | int | float | str) else type(value)
 
 
 def changing(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Returns what a training step may change: trainable parameters and buffers."""
+    """Returns the tensors that a training step may change: trainable parameters and buffers, by name."""
     trainable: list[tuple[str, Tensor]] = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     return trainable + list(model.named_buffers())
 
 
 def marks(model: nn.Module) -> dict[str, Tensor]:
-    """Returns some numbers of each parameter, by name, as bytes on the host: what writes into all of it changes them.
+    """Returns, for each parameter by name, some of its numbers as bytes on the host: they show a write to all of it.
 
-    Parameters of a class of their own, such as packed ones, have none.
+    Parameters of another class than nn.Parameter, such as packed ones, are left out.
     """
-    own = ((name, p) for name, p in model.named_parameters() if type(p) is nn.Parameter and p.layout is torch.strided)
-    return {name: _mark(p) for name, p in own}
+    plain_ones = ((n, p) for n, p in model.named_parameters() if type(p) is nn.Parameter and p.layout is torch.strided)
+    return {name: _mark(p) for name, p in plain_ones}
 
 
 def written(model: nn.Module, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the frozen parameters, by name, whose marks are not the `first` ones."""
+    """Returns the frozen parameters, by name, whose marks differ from `first`: something has written into them."""
     frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad and name in first}
     return {name: p for name, p in frozen.items() if not torch.equal(_mark(p), first[name])}
 

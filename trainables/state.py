@@ -1,4 +1,4 @@
-"""What a run is made of while it trains, and how the bytes it holds are counted."""
+"""The state of a run while it trains, and the count of the bytes that it holds."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from trainables.witness import StepPart, Witness
 from trainables.workload import Config
 
 WARM_STEPS = {"off": 1, "default": 2, "reduce-overhead": 3}
-"""Steps until a run is at its speed, by mode of compile: one is watched, one compiles, one is recorded."""
+"""Steps of the warm-up, by mode of compile: one is watched, one compiles, one is recorded as a CUDA graph."""
 
 LOSS = "the mean training loss"
-"""How `Diverged` begins where it is not an objective that is not finite."""
+"""The first words of `Diverged` if the loss, not an objective, is not finite."""
 
 
 class Diverged(Exception):
@@ -33,11 +33,11 @@ class Diverged(Exception):
 
 
 class Undefined(Diverged):
-    """An objective is NaN, where no loss was seen to be."""
+    """An objective is NaN, although every loss seen was finite."""
 
 
 def check_objectives(objectives: Iterable[str], values: Mapping[str, float], samples: int) -> None:
-    """Raises Undefined where an objective is NaN, Diverged where it is infinite, as one that overflows is reported."""
+    """Raises Undefined if an objective is NaN, Diverged if it is infinite, which a metric that overflows may report."""
     for name in objectives:
         if not math.isfinite(values[name]):
             kind = Undefined if math.isnan(values[name]) else Diverged
@@ -45,18 +45,18 @@ def check_objectives(objectives: Iterable[str], values: Mapping[str, float], sam
 
 
 class WarmUp:
-    """The first window, which tells nothing of a steady run: `WARM_STEPS`, and those that find the scale of fp16.
+    """The first window, not representative of a steady run: `WARM_STEPS`, and the steps that find the scale of fp16.
 
-    A GradScaler begins at 65,536 and halves with each step that it skips: one that did nothing is not to be timed.
+    A GradScaler begins at 65,536 and halves the scale at each step that it skips; skipped steps must not be timed.
     """
 
     def __init__(self, steps: int, knobs: Knobs, scaler: torch.amp.GradScaler) -> None:
-        """Begins after so many optimiser steps of the run."""
+        """Begins after `steps` optimiser steps of the run."""
         self._ends_at = steps + WARM_STEPS[knobs.compile]
         self._scaler, self._scale = scaler, scaler.get_scale()
 
     def ends(self, steps: int) -> bool:
-        """Returns whether it ends with this optimiser step; waits for the device where fp16 is asked for."""
+        """Returns whether the warm-up ends with this optimiser step; waits for the device under fp16."""
         if steps != self._ends_at:
             return False
         scale = self._scaler.get_scale()
@@ -66,13 +66,13 @@ class WarmUp:
         return False
 
     def is_over(self, steps: int) -> bool:
-        """Returns whether it has ended before this optimiser step."""
+        """Returns whether the warm-up ended before this optimiser step."""
         return steps > self._ends_at
 
 
 @dataclass(kw_only=True)
 class RunState:
-    """How far a training is and what it holds, whoever's loop it is in; what a session reads while it trains."""
+    """Progress and memory of a training, by our loop or a custom one; a session reads it while the run trains."""
 
     config: Config
     plan: Plan
@@ -85,16 +85,16 @@ class RunState:
     """Unix seconds at which the first micro-batch was asked for; 0 before."""
     last_step_at: float = 0.0
     has_ended: bool = False
-    """Whether a loop of one's own ended it before its horizon with a report, as early stopping does."""
+    """Whether a custom loop ended before its horizon with a report, as early stopping does."""
     meter: LiveBytes | None = field(default=None, repr=False)
     sparse: Sparse = field(default_factory=Sparse, repr=False)
     counts: bool = True
-    """Whether the meter is on for the part at hand, after the first optimiser step, which is counted whole."""
+    """Whether the meter counts the current part of a step; the first optimiser step is counted in any case."""
     witness: Witness | None = field(default=None, repr=False)
     active: dict[str, Any] = field(default_factory=dict)
-    """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
+    """Facts about the first optimiser step (`witness.Witness.facts`); empty before its end."""
     marks: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    """`resident.marks` of the model before its first step; empty where it is not known."""
+    """`resident.marks` of the model before its first step; empty if the model is not known."""
 
     @property
     def device(self) -> torch.device:
@@ -108,12 +108,12 @@ class RunState:
 
     @property
     def counting(self) -> bool:
-        """Returns whether the live bytes of the part at hand are counted by the meter."""
+        """Returns whether the meter counts the live bytes of the current part of a step."""
         return self.meter is not None and (self.steps == 0 or self.counts)
 
     @property
     def live_bytes(self) -> int:
-        """Returns the bytes of live tensors; on the CPU as far as they were counted."""
+        """Returns the bytes of live tensors; on the CPU only those that were counted."""
         return self.meter.live_bytes if self.meter is not None else torch.cuda.memory_allocated(self.device)
 
     @property
@@ -124,22 +124,22 @@ class RunState:
 
 @dataclass(kw_only=True)
 class State(RunState):
-    """Everything a run of the contract's loop changes while it trains, and what it needs to go on."""
+    """Everything that a run of the contract's loop changes while it trains, and everything it needs to resume."""
 
     resident: Resident
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     batch_samples: int = 0
-    """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
+    """Samples of the batch whose optimiser step is next; 0 in the middle of a batch."""
     ranks: Ranks = field(default=ALONE, repr=False)
-    """The processes that train it, of which this is one."""
+    """The processes that train together; this process is one of them."""
     evaluation_batch: int = 0
-    """Samples of a validation batch where a micro-batch did not fit; 0 where it does."""
+    """Samples of a validation batch, set after one of micro-batch size ran out of memory; 0 before."""
 
 
 def prepare(resident: Resident, config: Config, plan: Plan) -> State:
-    """Returns a run that has not begun: first weights, a fresh optimiser, torch's generators seeded."""
+    """Returns a run that has not begun: initial weights, a new optimiser, torch's generators seeded."""
     device = torch.device(config.device)
     if config.knobs.empty_cache and device.type == "cuda":
         torch.cuda.empty_cache()
@@ -164,7 +164,7 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
 
 
 def counted(state: RunState, meter: LiveBytes) -> None:
-    """Begins the count of the most bytes a training holds: CUDA's own, on a CPU that of the process's `meter`."""
+    """Starts counting the peak memory of a training: by CUDA's allocator, or on a CPU by the process's `meter`."""
     if state.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(state.device)
     else:
@@ -173,9 +173,9 @@ def counted(state: RunState, meter: LiveBytes) -> None:
 
 
 def closed(watch: Stopwatch, loss_sum: Tensor | float | None, samples: int) -> Window:
-    """Returns the window; this is where the loss is read, hence where a CUDA device is waited for.
+    """Closes the window and returns it. Reads the loss, and so waits for a CUDA device.
 
-    Without a loss, as a loop of one's own may have none to show, it is NaN; raises Diverged where one is not finite.
+    The loss is NaN if None is given, as by a custom loop that shows no loss. Raises Diverged if it is not finite.
     """
     if loss_sum is None:
         return watch.window(math.nan)
@@ -187,19 +187,19 @@ def closed(watch: Stopwatch, loss_sum: Tensor | float | None, samples: int) -> W
 
 @contextmanager
 def watched(state: RunState, part: StepPart | None = None) -> Iterator[None]:
-    """Shows the block to the witness of the first optimiser step as a `part` of it, and counts live bytes on a CPU.
+    """Lets the witness observe the block as a `part` of the first optimiser step, and counts live bytes on a CPU.
 
-    The bytes are counted in the first optimiser step, and of a run with a cap in every part that may need more than
-    those counted before (`live_bytes.Sparse`). Nothing is compiled meanwhile.
+    Bytes are counted in the first optimiser step; under a cap also in every part that may need more than the parts
+    counted before (`live_bytes.Sparse`). Nothing is compiled meanwhile.
     """
     meter = state.meter if state.counting else None
     witness = state.witness if part is not None else None
     with ExitStack() as stack:
         if meter is not None or witness is not None:
-            # What torch.compile meets inside stays uncompiled for good, whoever had it compiled: so it meets nothing.
+            # torch.compile must not see the block: under a dispatch mode it would mark functions as never to compile.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if meter is not None:
-            meter.adopts = state.steps == 0  # what the workload keeps beside its model is met by then
+            meter.adopts = state.steps == 0  # the first step also meets what the workload keeps beside its model
             stack.enter_context(meter)
         if witness is not None and part is not None:
             stack.enter_context(witness.watching(part))

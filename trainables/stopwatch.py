@@ -1,4 +1,4 @@
-"""Where the time of a step goes, measured without making the device wait.
+"""Measures how the time of a step is spent, without making the device wait.
 
 On the CPU a span is host time. On CUDA the spans of the device are pairs of events, read back once when a window
 closes; only that reading synchronises. Waiting for data is host time everywhere.
@@ -17,11 +17,11 @@ import torch
 StepSpan = Literal["data_wait", "transfer", "forward_backward", "optimizer"]
 SPANS: tuple[StepSpan, ...] = ("data_wait", "transfer", "forward_backward", "optimizer")
 LOADING = ("read", "collate", "augment")
-"""What the training process does itself while it waits for data: reading samples, making batches, augmenting them."""
+"""Parts of `data_wait` if the training process loads data itself: reading samples, collating and augmenting batches."""
 
 
 class _Mark(NamedTuple):
-    """Where a span of a step ended, and how many micro-steps of the window were counted by then."""
+    """The end of a span of a step, and the micro-steps of the window counted by then."""
 
     span: str
     at: float
@@ -29,14 +29,14 @@ class _Mark(NamedTuple):
     micro_steps: int = 0
 
     def until(self, later: _Mark) -> float:
-        """Returns the seconds between two marks, of the device where it has events."""
+        """Returns the seconds between two marks: of the device if they have events, otherwise of the host."""
         if self.event is None or later.event is None:
             return later.at - self.at
         return float(self.event.elapsed_time(later.event)) / 1000.0  # milliseconds
 
 
 class _Start(NamedTuple):
-    """The beginning of a pass: what it took before a pause, from when to when behind it, and which mark is next."""
+    """The wait for an epoch's first batch: seconds before a pause, begin and end after it, index of the next mark."""
 
     before_s: float
     began: _Mark
@@ -46,11 +46,11 @@ class _Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """What happened between two readings of the clock.
+    """The measurements between two readings of the clock.
 
     `wall_s` is host time; the `*_s` spans are sums over the window (on CUDA the last three are device time, so they
     need not add up to `wall_s`). `loss` is the mean over the samples of the window. The seconds of `LOADING` are parts
-    of `data_wait_s`; what workers do is not among them.
+    of `data_wait_s`; time in loader processes is not included.
     """
 
     samples: int
@@ -66,12 +66,12 @@ class Window:
     collate_s: float = 0.0
     augment_s: float = 0.0
     micro_steps_s: tuple[float, ...] = ()
-    """Of each micro-step in turn, from the end of what came before it; empty where not asked for."""
+    """Seconds of each micro-step, from the end of the span before it; empty unless each step is timed."""
     optimizer_steps_s: tuple[float, ...] = ()
-    """Of each optimiser step in turn, likewise."""
+    """Seconds of each optimiser step, likewise."""
     pass_starts_s: tuple[float, ...] = ()
-    """Of each pass over the data that began here, from the last step until its first batch was there, such as workers
-    that start anew: what it took more than an ordinary wait. It is in `data_wait_s`, and in no micro-step's seconds."""
+    """For each epoch that began in this window: seconds from the last step to the first batch, beyond an ordinary wait,
+    such as the start of workers. They are part of `data_wait_s`, and of no micro-step."""
 
     @property
     def samples_per_s(self) -> float:
@@ -85,9 +85,9 @@ class Stopwatch:
     def __init__(
         self, device: torch.device, loading: Mapping[str, float] | None = None, *, each_step: bool = False
     ) -> None:
-        """`loading` holds the seconds of `LOADING` so far, by name, and is read when a window opens and closes.
+        """`loading` holds the seconds of `LOADING` so far, by name; it is read when a window opens and closes.
 
-        With `each_step` windows have the seconds of every step; on CUDA those of the device, idle time included.
+        With `each_step`, windows hold the seconds of every step; on CUDA device time, idle time included.
         """
         self._each_step = each_step
         self._cuda = device.type == "cuda"
@@ -109,12 +109,12 @@ class Stopwatch:
         self._paused_at: float | None = None
 
     def next_pass(self) -> None:
-        """Tells the wait for the next batch apart, the first of a pass: it is no part of a step."""
+        """Begins an epoch: the wait for its first batch is timed separately, and is part of no step."""
         self._pass_s = 0.0
 
     @property
     def is_paused(self) -> bool:
-        """Whether the clock stands still in the midst of a window."""
+        """Whether the clock is paused within a window."""
         return self._paused_at is not None
 
     def pause(self) -> None:
@@ -122,11 +122,11 @@ class Stopwatch:
         if self._cuda:
             torch.cuda.synchronize(self._device)
         self._paused_at = time.perf_counter()
-        if self._pass_s is not None and not self._cuda:  # whose steps may have gone on meanwhile
+        if self._pass_s is not None and not self._cuda:  # on CUDA, steps may have been computed meanwhile
             self._pass_s += self._paused_at - self._last
 
     def go_on(self) -> None:
-        """Goes on behind a pause, which is in no span, and starts a window where there was none."""
+        """Resumes after a pause, which is in no span; starts a window if the clock was not paused."""
         if self._paused_at is None:
             self.restart()
             return
@@ -170,7 +170,7 @@ class Stopwatch:
         spans = {f"{name}_s": seconds for name, seconds in self._spans.items()}
         spans |= {f"{name}_s": seconds - self._loaded[name] for name, seconds in self._loading.items()}
         starts_s = self._starts_s()
-        later_s = {one.next_mark: seconds for one, seconds in zip(self._starts, starts_s, strict=True)}
+        later_s = {start.next_mark: seconds for start, seconds in zip(self._starts, starts_s, strict=True)}
         micro_s, optimizer_s = self._steps_s("forward_backward", later_s), self._steps_s("optimizer", {})
         return Window(
             self.samples,
@@ -181,22 +181,23 @@ class Stopwatch:
             loss=loss,
             micro_steps_s=micro_s,
             optimizer_steps_s=optimizer_s,
-            pass_starts_s=tuple(one.before_s + seconds for one, seconds in zip(self._starts, starts_s, strict=True)),
+            pass_starts_s=tuple(start.before_s + more_s for start, more_s in zip(self._starts, starts_s, strict=True)),
         )
 
     def _starts_s(self) -> list[float]:
-        """Returns of each pass that began what it took behind a pause, more than an ordinary wait of this window."""
+        """Returns, for each epoch that began, the seconds of its first wait beyond an ordinary wait of this window."""
         others = self.micro_steps - len(self._starts)
-        waits_s = self._spans["data_wait"] - sum(one.ended.at - one.began.at for one in self._starts)
+        waits_s = self._spans["data_wait"] - sum(start.ended.at - start.began.at for start in self._starts)
         usual_s = waits_s / others if others > 0 else 0.0
-        return [max(0.0, one.began.until(one.ended) - usual_s) for one in self._starts]
+        return [max(0.0, start.began.until(start.ended) - usual_s) for start in self._starts]
 
     def _steps_s(self, span: StepSpan, less_s: Mapping[int, float]) -> tuple[float, ...]:
-        found: dict[int, float] = {}  # of several optimisers a micro-step has a span of each
+        """Returns the seconds of `span` in each micro-step, without `less_s`, which is by the index of a mark."""
+        steps_s: dict[int, float] = {}  # a micro-step has a span for each of several optimisers
         for number, (a, b) in enumerate(itertools.pairwise(self._marks), start=1):
             if b.span == span:
-                found[b.micro_steps] = found.get(b.micro_steps, 0.0) + a.until(b) - less_s.get(number, 0.0)
-        return tuple(found.values())
+                steps_s[b.micro_steps] = steps_s.get(b.micro_steps, 0.0) + a.until(b) - less_s.get(number, 0.0)
+        return tuple(steps_s.values())
 
     def _record(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

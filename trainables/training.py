@@ -1,4 +1,4 @@
-"""Whose loop trains: the contract's (`loop`) or one of the user's own (`own_loop`), behind one interface.
+"""The common interface of both loops: the contract's (`loop`) and a custom loop (`own_loop`).
 
 state = prepare(resident, config, plan)
 for event in train(state):           # Window | Evaluation
@@ -25,7 +25,7 @@ AnyState = State | ThreadedState
 
 
 def resident_of(workload: Workload | OwnLoop) -> AnyResident:
-    """Returns what stays loaded of the workload between the trainings of a process."""
+    """Returns the resident, which keeps the workload loaded between the trainings of a process."""
     return OwnResident(workload) if isinstance(workload, OwnLoop) else Resident(workload)
 
 
@@ -43,9 +43,9 @@ def train(state: AnyState) -> Generator[Window | Evaluation]:
 
 
 def _on_host(events: Generator[Window | Evaluation]) -> Generator[Window | Evaluation]:
-    """Yields the events; freed memory is kept from where a window shows that the steps take theirs anew each time."""
+    """Yields the events; keeps freed memory once a window has many page faults, as its steps take memory anew."""
     with closing(events):
-        before, is_first = page_faults(), True  # the first step takes memory in any case
+        before, is_first = page_faults(), True  # the first window is ignored: its step takes memory in any case
         for event in events:
             if isinstance(event, Window):
                 if not is_first and page_faults() - before > MOST_FAULTS_PER_S * event.wall_s:

@@ -1,4 +1,4 @@
-"""The validation split in batches, the longest samples first, by the training process or by the loader's."""
+"""Loads the validation split in batches, the longest samples first, in the training process or in loader processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainables.batches import FORKS, as_it_is, at_once, batch_of, loading, size
 from trainables.workload import Batch, Config
 
 VALIDATION_SAMPLES = 2000
-"""A split of fewer is loaded in the training process: starting workers for it takes longer, 20 ms each and more."""
+"""A smaller split is loaded in the training process: starting workers would take longer, at least 20 ms each."""
 
 
 def validation_loader(
@@ -22,10 +22,10 @@ def validation_loader(
     lengths: Sequence[int] | None,
     config: Config,
 ) -> Iterable[Batch]:
-    """Returns the whole data set in batches of `size` on the host, the longest samples first where lengths are known.
+    """Returns the whole data set in batches of `size` on the host, the longest samples first if `lengths` are known.
 
-    They are made by the loader's processes where those are of use: where the knobs have them, the split is large, and
-    its batches are not one look into a table. They last for one pass; batches are page-locked as in training.
+    Loader processes make the batches if the knobs ask for such processes, the split is large, and the data set cannot
+    make a batch at once. The processes last for one evaluation; batches are pinned as in training.
     """
     knobs, order = config.knobs, longest_first(dataset, lengths)
     parts = _Parts(dataset, collate, [order[start : start + size] for start in range(0, len(order), size)])
@@ -43,7 +43,7 @@ def validation_loader(
 
 
 class _Parts(Dataset[Batch]):
-    """Batches of a data set, each as if it were one sample."""
+    """A data set whose samples are whole batches of another."""
 
     def __init__(
         self, dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], parts: Sequence[Sequence[int]]
@@ -58,7 +58,7 @@ class _Parts(Dataset[Batch]):
 
 
 def longest_first(dataset: Dataset[Any], lengths: Sequence[int] | None) -> list[int]:
-    """Returns the numbers of all samples, the longest first where their lengths are known."""
+    """Returns the indices of all samples, the longest first if `lengths` are known."""
     order = list(range(size_of(dataset)))
     if lengths is not None:
         order.sort(key=lambda index: -lengths[index])

@@ -1,10 +1,10 @@
-"""What a training step really ran, read back from torch: types, kernels, layouts, copies, recomputation.
+"""Reads back from torch what a training step really ran: types, kernels, layouts, copies, recomputation.
 
-A knob that is set is not yet a knob that works: torch falls back to another attention kernel, a loop of one's own may
-not apply it. The loop shows its first optimiser step to a `Witness` (which every measurement drops) and no other, so
-watching costs nothing afterwards; `facts` are then plain values, and what they do not name was not seen.
+Setting a knob does not guarantee its effect: torch may fall back to another attention kernel, a custom loop may not
+apply the knob. A `Witness` observes only the first optimiser step, which every measurement drops, so watching costs
+nothing afterwards. `facts` are plain values; a missing name means that the fact was not observed.
 
-Operators are seen at the dispatcher, below autocast and autograd and in the threads of the backward pass too.
+Operators are observed at the dispatcher, below autocast and autograd, also in the threads of the backward pass.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ StepPart = Literal["transfer", "forward_backward", "sync", "optimizer"]
 _MULTIPLIES = {f"aten.{n}" for n in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_rnn_layer", "_cudnn_rnn")}
 _FUSED_ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?$")
 _MATH_ATTENTION = "aten._safe_softmax"
-"""Torch's unfused attention is the one caller of this operator; it has none of its own at the dispatcher."""
+"""Only torch's unfused attention calls this operator; attention itself is no operator at the dispatcher."""
 _OPTIMIZER_OP = re.compile(r"aten\.(_fused_adamw?_|_foreach_addcdiv_|addcdiv_)$|bitsandbytes\.optimizer_update")
 _NORM_OP = re.compile(r"aten\.(_foreach_norm|linalg_vector_norm|norm)$")
 
 
 class Witness:
-    """Watches the parts of one optimiser step; `facts` says what was seen."""
+    """Observes the parts of one optimiser step; `facts` returns the observations."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._model, self._optimizer, self._device = model, optimizer, device
@@ -46,32 +46,32 @@ class Witness:
 
     @contextmanager
     def watching(self, part: StepPart) -> Iterator[None]:
-        """Sees what torch runs inside the block, as a part of the step."""
+        """Observes the operators inside the block as part `part` of the step."""
         self._part = part
         with self._operators:
             yield
 
     def goes_on(self, part: StepPart) -> None:
-        """Takes what follows in a block that is watched for another part of the step."""
+        """Switches to another part of the step within a watched block."""
         self._part = part
 
     def micro_batch(self, samples: int, host: Sequence[Tensor]) -> None:
-        """Takes the size of a micro-batch and its tensors as the loader delivered them."""
+        """Records the size of a micro-batch, and whether its tensors, as the loader delivered them, are pinned."""
         self._micro_batches.append(samples)
         if self._device.type == "cuda" and host:
             self._pinned = self._pinned is not False and all(t.is_pinned() for t in host)
 
     def augmented(self) -> None:
-        """Takes that a batch was augmented on the device."""
+        """Records that a batch was augmented on the device."""
         self._augmented = {"augmented_on": self._device.type}
 
     def facts(self) -> dict[str, Any]:
-        """Returns what was seen, as plain values by name; to be called after the step, its gradients dropped.
+        """Returns the observations as plain values by name; call it after the step, when gradients are dropped.
 
-        `trainables.knob_readers` hold them against what was asked.
+        `trainables.knob_readers` compare them with the values of knobs.
         """
         operators = self._of("operator")
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "device": self._device.type,
             "batch_size": sum(self._micro_batches),
             "micro_batch_size": max(self._micro_batches, default=0),
@@ -86,19 +86,19 @@ class Witness:
             **optim.facts(self._optimizer),
         }
         if self._of("convolution"):
-            found["conv_dtypes"] = _names(self._of("convolution"))
-            found["conv_weights"] = _names(self._of("conv_weight"))
-        if self._of("update"):  # none where the GradScaler skipped the step for gradients that overflowed
-            found["optimizer_ops"] = _names(self._of("update"))
+            facts["conv_dtypes"] = _names(self._of("convolution"))
+            facts["conv_weights"] = _names(self._of("conv_weight"))
+        if self._of("update"):  # empty if the GradScaler skipped the step because gradients overflowed
+            facts["optimizer_ops"] = _names(self._of("update"))
         if self._device.type == "cuda":
-            found["pinned"] = self._pinned
-            found.update({name: self._of("copy")[name] > 0 for name in ("non_blocking", "side_stream")})
-        return found
+            facts["pinned"] = self._pinned
+            facts.update({name: self._of("copy")[name] > 0 for name in ("non_blocking", "side_stream")})
+        return facts
 
     def operator(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Takes an operator that has run in the part being watched."""
+        """Records an operator that has run in the current part of the step."""
         if _NORM_OP.match(name) and (self._part == "optimizer" or self._are_gradients(args)):
-            self._count("norm", name)  # a loop of one's own may clip before its optimiser's step begins
+            self._count("norm", name)  # a custom loop may clip before its optimiser's step begins
         elif self._part == "optimizer":
             if _OPTIMIZER_OP.match(name):
                 self._count("update", name)
@@ -116,23 +116,23 @@ class Witness:
             self._around = precision.kernel_facts(self._device)
         if not _in_backward():
             self._count("operator", "forward")
-        elif torch.is_grad_enabled():  # which it is in a backward pass only while a checkpointed block runs again
+        elif torch.is_grad_enabled():  # in a backward pass this is so only while a checkpointed block runs again
             self._count("operator", "recomputed")
         if name in _MULTIPLIES:
             self._count("product", _dtype(args))
         elif name == "aten.convolution":
             self._count("convolution", _dtype(args))
             self._count("conv_weight", _layout(args[1]))
-        elif found := _FUSED_ATTENTION.match(name):
+        elif match := _FUSED_ATTENTION.match(name):
             self._count("product", _dtype(args))
-            self._count("attention", found[1])
+            self._count("attention", match[1])
         elif name == _MATH_ATTENTION:
             self._count("attention", "math")
 
     def _are_gradients(self, args: Sequence[Any]) -> bool:
-        own = {p.grad.data_ptr() for p in self._model.parameters() if p.grad is not None}
-        taken = args[0] if isinstance(args[0], list | tuple) else args[:1]
-        return any(isinstance(t, Tensor) and t.data_ptr() in own for t in taken)
+        gradients = {p.grad.data_ptr() for p in self._model.parameters() if p.grad is not None}
+        tensors = args[0] if isinstance(args[0], list | tuple) else args[:1]
+        return any(isinstance(t, Tensor) and t.data_ptr() in gradients for t in tensors)
 
     def _copy(self, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("non_blocking"):
@@ -150,9 +150,9 @@ class Witness:
 
 
 class _Operators(TorchDispatchMode):
-    """Tells the witness of every operator."""
+    """Reports every operator to the witness."""
 
-    supports_higher_order_operators = True  # such as FlexAttention, which are refused otherwise
+    supports_higher_order_operators = True  # otherwise torch refuses them, FlexAttention for example
 
     def __init__(self, witness: Witness) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -161,7 +161,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs the operator, then tells of it."""
+        """Runs the operator, then reports it."""
         result = func(*args, **(kwargs or {}))
         self._witness.operator(str(getattr(func, "overloadpacket", func)), args, kwargs or {})
         return result
@@ -192,7 +192,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _layout(tensor: Tensor) -> str:
-    """Order of the bytes of an image; "either" where one channel or one pixel makes the two the same."""
+    """Returns the memory layout of an image; "either" if one channel or one pixel makes the two layouts equal."""
     if tensor.dim() != 4:
         return "not an image"
     last, first = tensor.is_contiguous(memory_format=torch.channels_last), tensor.is_contiguous()
@@ -200,5 +200,5 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _names(counts: Counter[str]) -> list[str]:
-    """Names, the most frequent first."""
+    """Returns the names, the most frequent first."""
     return [name for name, _ in counts.most_common()]

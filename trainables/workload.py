@@ -1,7 +1,7 @@
 """The contract between a workload and the loop.
 
-A workload says what is learned: data, model, loss, quality. Device, precision, accumulation, prefetch, timing,
-checkpoints and OOM are the loop's.
+A workload defines what is learned: data, model, loss, quality. The loop is responsible for device, precision,
+accumulation, prefetch, timing, checkpoints and OOM.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs, KnobTable, Scalar
 from trainables.our_knobs import BUILT_IN as BUILT_IN
 
-if TYPE_CHECKING:  # who only looks a workload up does not wait for torch
+if TYPE_CHECKING:  # torch takes seconds to import, which code that only looks up a workload does not need
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
 Split = Literal["train", "val"]
 Batch = Any
-"""What `collate` makes of a list of samples: a tensor, or tuples, lists and dicts of them."""
+"""The result of `collate`: a tensor, or tuples, lists and dicts of tensors."""
 SPLIT_SEED = 0
-"""Of the built-in workloads' splits, whatever a trial's seed is: every seed is judged on the same samples."""
+"""Seed of the built-in workloads' splits; independent of a trial's seed, so all are judged on the same samples."""
 
 
 @dataclass(frozen=True)
 class Config:
     """The values of one trial, as a workload sees them.
 
-    `options` are the workload's own settings (`workload.data`, `workload.model`, ...); `seed` fixes the model's first
-    weights, the order of the samples and dropout; `device` is a torch device name. A loader's process from which
-    nothing comes for `loader_timeout_s` seconds is taken for hung; without a limit the loop would wait for ever.
+    `options` are the workload's own settings (`workload.data`, `workload.model`, ...); `seed` fixes the model's initial
+    weights, the order of the samples and dropout; `device` is a torch device name. A loader process that delivers
+    nothing for `loader_timeout_s` seconds counts as hung; without a limit the loop would wait for ever.
     """
 
     knobs: Knobs = field(default_factory=Knobs)
@@ -47,34 +47,35 @@ class Config:
 
 @runtime_checkable
 class Workload(Protocol):
-    """Four methods and their objectives, which a module has as its `WORKLOAD`; one of your own needs a space, too.
+    """Four methods and the objectives: the type of a module's `WORKLOAD`. Your own also needs a `default_space`.
 
     Optional, each with a working default:
       `options: dict[str, Scalar | None]`   the workload's own settings and their defaults;
-      `knobs: dict[str, Knob]`              knobs of its own (`trainables.Knob`), searched like those of the loop and
-                                            read as `config.knobs.NAME`;
+      `knobs: dict[str, Knob]`              the workload's own knobs (`trainables.Knob`), searched like those of the
+                                            loop and read as `config.knobs.NAME`;
       `collate(samples) -> Batch`           default: `torch.utils.data.default_collate`;
       `length(sample) -> int`               for length bucketing; default: all equal, bucketing then changes nothing;
-      `augment(batch, keys, config, phase) -> Batch`   for training batches: in the loader's processes, or on the device
-                                            (knob `device_augmentation`); all randomness by `trainables.draws` from
-                                            `keys`, int64, (batch,), one for each sample in the order of `collate`,
-                                            which depend on seed, epoch and the sample's index alone;
-      `phases(config) -> Mapping[str, float]`   phases of a run in order -> share of its training samples; the rate's
-                                            schedule starts anew in each; default: one, "";
+      `augment(batch, keys, config, phase) -> Batch`   for training batches: in loader processes, or on the device
+                                            (knob `device_augmentation`); draws random numbers by `trainables.draws`
+                                            from `keys`, int64, (batch,), one for each sample in the order of `collate`;
+                                            a key depends on seed, epoch and the sample's index alone;
+      `phases(config) -> Mapping[str, float]`   phases of a run in order -> share of its training samples; the learning
+                                            rate schedule restarts in each; default: one, "";
       `parameter_groups(model, config)`     the optimiser's groups, as torch takes them, with `lr_scale` as a factor of
-                                            the rate; default: one group of all trainable;
-      `optimizer(model, config)`            a torch optimiser in the place of the knob's, each group at its peak rate;
-      `schedule(progress, config) -> float` share of the peak rate after that share of the run, 0 to 1, in the place of
+                                            the learning rate; default: one group of all trainable parameters;
+      `optimizer(model, config)`            a torch optimiser instead of the knob's, each group at its peak rate;
+      `schedule(progress, config) -> float` share of the peak rate at that progress of the run, both 0 to 1, instead of
                                             the knobs `schedule` and `warmup_frac`;
-      `blocks(model) -> Sequence[Module]`   what activation checkpointing wraps; default: members of every ModuleList;
-      `baselines(config) -> dict[str, dict[str, float]]`   what plain rules reach, such as the majority class:
-                                            name -> objectives, printed beside the result; what is no better is not
-                                            picked for its speed once anything is; the untrained model is one always.
+      `blocks(model) -> Sequence[Module]`   modules that activation checkpointing wraps; default: members of every
+                                            ModuleList;
+      `baselines(config) -> dict[str, dict[str, float]]`   results of plain rules, such as the majority class: name ->
+                                            objectives, printed beside the result; a configuration that is no better is
+                                            picked only if none is better; the untrained model is always a baseline.
 
-    A data set may have, where samples one by one are the slow way:
-      `batch(indices) -> Batch`             what `collate` gives of these samples, made at once;
-      `in_ram() -> Dataset`                 itself with every sample read and prepared, for the knob `ram_cache`;
-                                            default: a list of its samples;
+    If reading single samples is slow, a data set may have:
+      `batch(indices) -> Batch`             the result of `collate` for these samples, made at once;
+      `in_ram() -> Dataset`                 a data set with every sample prepared, for the knob `ram_cache`; default: a
+                                            list of its samples;
       `sample_lengths() -> list`            `length` of every sample.
     """
 
@@ -95,31 +96,31 @@ class Workload(Protocol):
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """Returns the objectives over the validation batches; runs in eval mode, without gradients.
 
-        The last batch is smaller than the others, so that a mean over batches needs weights. Each is to be done with
-        before the next is asked for. It is called again with batches of half the size where they run out of memory. An
-        exception ends the evaluation of the untrained model where it takes too long.
+        The last batch may be smaller than the others, so a mean over batches needs weights. Finish a batch before you
+        take the next. If batches run out of memory, the method is called again with batches of half the size. If the
+        evaluation of the untrained model takes too long, an exception ends it.
         """
         ...
 
 
 @runtime_checkable
 class OwnWorkload(Workload, Protocol):
-    """A workload in a file of one's own, which says what is searched; of ours their files in search_spaces do."""
+    """A workload in a user's file, with the space to search; our workloads have theirs in search_spaces."""
 
     default_space: ClassVar[Mapping[str, Any]]
 
 
 REPLACING = ("optimizer", "schedule")
-"""Optional hooks that stand in the place of knobs: those are no knobs of a workload that has them."""
+"""Optional hooks that replace knobs: a workload with such a hook lacks the knobs that it replaces."""
 Augment = Callable[[Batch, "Tensor", Config, str], Batch]
 
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """A file with a loop of its own, `def train(run)`, and what its module says beside it.
+    """A file with a custom loop, `def train(run)`, and the constants of its module.
 
-    `default_space` is its SPACE, `knobs` are those in it that are not of the loop, `options` its OPTIONS, `plain_rules`
-    its BASELINES. A SPACE with batch sizes and no micro-batch sizes asks for whole batches.
+    `default_space` is its SPACE, `knobs` are the names in it that are no knobs of the loop, `options` is its OPTIONS,
+    `plain_rules` its BASELINES. If SPACE has batch sizes and no micro-batch sizes, batches are trained in one piece.
     """
 
     train: Callable[[Any], object]
@@ -132,44 +133,41 @@ class OwnLoop:
 
 
 class WorkloadError(Exception):
-    """A workload that cannot be found, or that does not keep the contract."""
+    """A workload cannot be found, or does not keep the contract."""
 
 
 class LoopError(WorkloadError):
-    """A loop of one's own that does not do what `run` asks of it: its line is to blame, and no option."""
+    """A custom loop uses `run` in a wrong way: a line of its code is to blame, not an option."""
 
 
 class HookFailed(Exception):
-    """A method of a workload that raised, or that returned what the loop cannot use.
+    """A method of a workload raised an exception, or returned something that the loop cannot use.
 
-    `hook` is its name, the text what it did. Where it raised, its own exception is the cause.
+    `hook` is its name, the text says what it did. If it raised, its exception is the cause.
     """
 
-    def __init__(self, hook: str, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, hook: str, message: str) -> None:
+        super().__init__(message)
         self.hook = hook
 
 
 def table_of(workload: Workload | OwnLoop) -> KnobTable:
-    """Returns the rows of the loop's knobs and of those that the workload declares.
-
-    Raises WorkloadError for wrong ones.
-    """
+    """Returns the table of the loop's knobs and the workload's own; raises WorkloadError for a wrong declaration."""
     declared = getattr(workload, "knobs", {})
     if not isinstance(declared, Mapping):
         raise WorkloadError(f"knobs must be a dict of names and Knob(...), got {type(declared).__name__}")
-    own = REPLACING if isinstance(workload, OwnLoop) else ()  # its optimiser and schedule are its own
+    replaced = REPLACING if isinstance(workload, OwnLoop) else ()  # a custom loop has its own optimiser and schedule
     hooks = (*REPLACING, "parameter_groups")
     try:
-        return KnobTable(declared, hooks=[n for n in hooks if n in own or callable(getattr(workload, n, None))])
+        return KnobTable(declared, hooks=[n for n in hooks if n in replaced or callable(getattr(workload, n, None))])
     except ValueError as error:
         raise WorkloadError(str(error)) from None
 
 
 def options_of(config: Config, defaults: Mapping[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """Returns a workload's options, those not given at their defaults; None only where that is the default.
+    """Returns a workload's options, by default those of `defaults`.
 
-    Raises WorkloadError for a value outside of its domain.
+    Raises WorkloadError for a value outside of its domain, and for None unless it is the default.
     """
     options = {**defaults, **config.options}
     for name, domain in domains.items():
@@ -183,56 +181,56 @@ def options_of(config: Config, defaults: Mapping[str, Any], domains: Mapping[str
 
 
 def collate_of(workload: Workload) -> Callable[[list[Any]], Batch]:
-    """Returns how the workload makes a batch of samples."""
+    """Returns the workload's `collate`, by default torch's."""
     from torch.utils.data import default_collate
 
     return cast(Callable[[list[Any]], Batch], getattr(workload, "collate", default_collate))
 
 
 def augment_of(workload: Workload) -> Augment | None:
-    """Returns the workload's augmentation, or None where it has none."""
+    """Returns the workload's `augment`, or None if it has none."""
     return cast("Augment | None", getattr(workload, "augment", None))
 
 
 def phases(workload: Workload, config: Config) -> dict[str, float]:
-    """Returns the phases of a run in order with their shares, which sum to 1; those of share 0 are left out.
+    """Returns the phases of a run in order with their shares, which sum to 1; phases of share 0 are left out.
 
     Raises WorkloadError for shares that are negative or do not sum to 1.
     """
-    own = getattr(workload, "phases", None)
-    found = dict(own(config)) if own is not None else {"": 1.0}
-    if min(found.values(), default=-1.0) < 0 or abs(sum(found.values()) - 1.0) > 1e-6:
-        raise WorkloadError(f"phases() returned {found}; expected names with shares that sum to 1")
-    return {name: share for name, share in found.items() if share > 0}
+    hook = getattr(workload, "phases", None)
+    shares = dict(hook(config)) if hook is not None else {"": 1.0}
+    if min(shares.values(), default=-1.0) < 0 or abs(sum(shares.values()) - 1.0) > 1e-6:
+        raise WorkloadError(f"phases() returned {shares}; expected names with shares that sum to 1")
+    return {name: share for name, share in shares.items() if share > 0}
 
 
 def parameter_groups(workload: Workload, model: nn.Module, config: Config) -> list[dict[str, Any]]:
-    """Returns the optimiser's parameter groups: the workload's own, or one of every trainable parameter."""
-    own = getattr(workload, "parameter_groups", None)
-    if own is not None:
-        return cast(list[dict[str, Any]], own(model, config))
+    """Returns the optimiser's parameter groups: the workload's own, or one group of all trainable parameters."""
+    hook = getattr(workload, "parameter_groups", None)
+    if hook is not None:
+        return cast(list[dict[str, Any]], hook(model, config))
     return [{"params": [p for p in model.parameters() if p.requires_grad]}]
 
 
 def blocks(workload: Workload | OwnLoop, model: nn.Module) -> Sequence[nn.Module]:
-    """Returns the modules that activation checkpointing wraps: its own, or members of every ModuleList."""
+    """Returns the modules that activation checkpointing wraps: by the hook, or members of every ModuleList."""
     from torch import nn
 
-    own = getattr(workload, "blocks", None)
-    if own is not None:
-        return cast(Sequence[nn.Module], own(model))
+    hook = getattr(workload, "blocks", None)
+    if hook is not None:
+        return cast(Sequence[nn.Module], hook(model))
     return [child for m in model.modules() if isinstance(m, nn.ModuleList) for child in m]
 
 
 def baselines(workload: Workload, config: Config) -> dict[str, dict[str, float]]:
-    """Returns what is reached without learning the task, by name; empty where the workload states none.
+    """Returns the objectives of the workload's baselines by name; empty if it has none.
 
-    Raises HookFailed where the hook returns something else.
+    Raises HookFailed if the hook does not return such a mapping.
     """
-    own = getattr(workload, "baselines", None)
-    found = own(config) if own is not None else {}
-    if not isinstance(found, Mapping) or not all(isinstance(reached, Mapping) for reached in found.values()):
-        wanted = next(iter(workload.objectives))
-        said = f'returned {found!r}: it must return names with objectives, such as {{"majority": {{"{wanted}": 0.5}}}}'
-        raise HookFailed("baselines", said)
-    return cast("dict[str, dict[str, float]]", found)
+    hook = getattr(workload, "baselines", None)
+    reached = hook(config) if hook is not None else {}
+    if not isinstance(reached, Mapping) or not all(isinstance(values, Mapping) for values in reached.values()):
+        example = f'{{"majority": {{"{next(iter(workload.objectives))}": 0.5}}}}'
+        message = f"returned {reached!r}: it must return names with objectives, such as {example}"
+        raise HookFailed("baselines", message)
+    return cast("dict[str, dict[str, float]]", reached)

@@ -1,4 +1,4 @@
-"""Finds a workload, or a loop of one's own, by name, module or file, and says what its module lacks."""
+"""Finds a workload or a custom loop by name, module or file, and reports what its module lacks."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ _imports = 0
 
 
 class ImportEnds(BaseException):
-    """A script runs a study at its top level, and is read by that study as the file of its workload, up to there."""
+    """Raised when a script starts a study at its top level, while that study imports it as its workload's file."""
 
 
 def load(ref: str) -> Workload | OwnLoop:
     """Returns the workload `ref` names: one of ours ("nli"), a dotted module, or a path to a .py file.
 
-    The module must hold a `WORKLOAD`, an instance or a class of the contract, or a function `train(run)` with a SPACE
-    and OBJECTIVES. It may hold a `BEFORE`, a dict of knobs that gains are measured against. Raises WorkloadError with
-    what is missing, or there and read by nobody (`near_names`). A file is imported under a name made of its stem, once
-    a process.
+    The module must have a `WORKLOAD`, an instance or a class of the contract, or a function `train(run)` with a SPACE
+    and OBJECTIVES. It may have a `BEFORE`, a dict of knobs that gains are measured against. Raises WorkloadError if
+    something is missing, or a name is never read (`near_names`). A file is imported once a process, under a name made
+    of its stem.
     """
     module = _module(ref)
     epochs_of(ref)
-    found = getattr(module, "WORKLOAD", None)
-    if found is None and callable(getattr(module, "train", None)):
+    declared = getattr(module, "WORKLOAD", None)
+    if declared is None and callable(getattr(module, "train", None)):
         return load_own_loop(ref, module)
-    if found is None:
+    if declared is None:
         raise WorkloadError(
             f"{ref} has no module-level WORKLOAD, and no def train(run); add one, such as WORKLOAD = MyWorkload()"
         )
-    workload = found() if isinstance(found, type) else found
+    workload = declared() if isinstance(declared, type) else declared
     missing = [n for n in ("model", "dataset", "loss", "evaluate") if not callable(getattr(workload, n, None))]
     attributes = ("objectives",) if ref in BUILT_IN else ("objectives", "default_space")
     missing += [n for n in attributes if getattr(workload, n, None) is None]
     if missing:
         raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in docs/workload.md")
     _check_objectives(f"{ref}: objectives", workload.objectives)
-    if said := near_names.fault_of_class(workload, module):
-        raise WorkloadError(f"{ref}: {said}")
+    if fault := near_names.fault_of_class(workload, module):
+        raise WorkloadError(f"{ref}: {fault}")
     table_of(cast(Workload, workload))
     return cast(Workload, workload)
 
 
 def load_own_loop(ref: str, module: Any) -> OwnLoop:
-    """Returns the loop of its own in a module; raises WorkloadError for what it lacks, and for wrong knobs."""
+    """Returns the custom loop of a module; raises WorkloadError if a part is missing or a knob is wrong."""
     space, objectives = getattr(module, "SPACE", None), getattr(module, "OBJECTIVES", None)
     try:
         inspect.signature(module.train).bind(None)
@@ -70,34 +70,34 @@ def load_own_loop(ref: str, module: Any) -> OwnLoop:
     if not isinstance(objectives, Mapping):
         raise WorkloadError(f"{ref} has a train(run) and no OBJECTIVES; add OBJECTIVES = {{'accuracy': 'max'}}")
     _check_objectives(f"{ref}: OBJECTIVES", objectives)
-    if said := near_names.fault_of_loop(module):
-        raise WorkloadError(f"{ref}: {said}")
+    if fault := near_names.fault_of_loop(module):
+        raise WorkloadError(f"{ref}: {fault}")
     before = getattr(module, "BEFORE", None) or {}
     of_the_loop = KnobTable(hooks=REPLACING)
-    # Settings of theirs that are not searched.
+    # Settings of BEFORE that are neither searched nor knobs of the loop.
     space = {**space, **{name: [before[name]] for name in before if name not in space and name not in of_the_loop}}
     own = [name for name in space if name not in of_the_loop]
     try:
         knobs = {name: _own_knob(name, space[name], before) for name in own}
     except (ValueError, TypeError) as error:
         raise WorkloadError(f"{ref}: SPACE or BEFORE: {error}") from None
-    searched = {name: _searched(given) if name in own else given for name, given in space.items()}
+    searched = {name: _values_or_range(given) if name in own else given for name, given in space.items()}
     sizes = space.get("batch_size")
     if sizes is not None and "micro_batch_size" not in space:
         searched["micro_batch_size"] = max(sizes) if isinstance(sizes, list | tuple) else _end(sizes, "high")
     rules, options = getattr(module, "BASELINES", {}), getattr(module, "OPTIONS", {})
-    found = OwnLoop(module.train, objectives, searched, knobs, options, rules, str(module.__file__))
-    table_of(found)
-    return found
+    loop = OwnLoop(module.train, objectives, searched, knobs, options, rules, str(module.__file__))
+    table_of(loop)
+    return loop
 
 
 def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
-    """Returns the row of a knob that a SPACE names: of learning alone, unless it says {"kind": "both", ...}.
+    """Returns the row of the user's own knob in SPACE; a learning knob, unless SPACE gives {"kind": "both", ...}.
 
-    A system knob of the loop that the user's own optimizer stands in for, such as fused_optimizer, stays a system knob:
-    a study measures that it changes nothing that is learned.
+    A system knob of the loop that the user's own optimiser replaces, such as fused_optimizer, stays a system knob: a
+    study measures that it does not change what is learned.
     """
-    searched = _searched(given)
+    searched = _values_or_range(given)
     values = tuple(searched) if isinstance(searched, list | tuple) else ()
     low, high = _end(searched, "low"), _end(searched, "high")
     default = before.get(name, values[0] if values else low)
@@ -117,8 +117,8 @@ def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
     return Knob(default, cast("Kind", kind), values=texts, shapes_model=kind == "both")
 
 
-def _searched(given: Any) -> Any:
-    """Returns what of a knob in a SPACE is searched: its values or its range, without its kind."""
+def _values_or_range(given: Any) -> Any:
+    """Returns the values or the range of a knob in SPACE, without its kind."""
     if not isinstance(given, Mapping):
         return given
     return given["values"] if "values" in given else {n: v for n, v in given.items() if n != "kind"}
@@ -128,27 +128,27 @@ def _end(given: Any, which: str) -> Any:
     return given.get(which) if isinstance(given, Mapping) else given
 
 
-def _check_objectives(what: str, found: Mapping[str, Any]) -> None:
-    if not found or any(v not in ("min", "max") for v in found.values()):
-        raise WorkloadError(f"{what} must map each name to 'min' or 'max', got {dict(found)}")
+def _check_objectives(what: str, objectives: Mapping[str, Any]) -> None:
+    if not objectives or any(v not in ("min", "max") for v in objectives.values()):
+        raise WorkloadError(f"{what} must map each name to 'min' or 'max', got {dict(objectives)}")
 
 
 def before_of(ref: str) -> Mapping[str, Scalar] | None:
-    """Returns the `BEFORE` of a workload's module, knobs as they are now; None where there is none."""
+    """Returns the `BEFORE` of a workload's module, the knobs that the user trains with today; None if it has none."""
     return cast("Mapping[str, Scalar] | None", getattr(_module(ref), "BEFORE", None))
 
 
 def epochs_of(ref: str) -> float | None:
-    """Returns the `EPOCHS` of a workload's module, how long it is trained today; None where there is none.
+    """Returns the `EPOCHS` of a workload's module, the length of the user's training today; None if it has none.
 
-    Raises WorkloadError for what is no number of passes.
+    Raises WorkloadError unless it is a number above 0.
     """
-    found = getattr(_module(ref), "EPOCHS", None)
-    if found is None:
+    epochs = getattr(_module(ref), "EPOCHS", None)
+    if epochs is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, numbers.Real) or not 0 < float(found) < math.inf:
-        raise WorkloadError(f"{ref}: EPOCHS must be a number of passes above 0, such as EPOCHS = 30, got {found!r}")
-    return float(found)
+    if isinstance(epochs, bool) or not isinstance(epochs, numbers.Real) or not 0 < float(epochs) < math.inf:
+        raise WorkloadError(f"{ref}: EPOCHS must be a number of epochs above 0, such as EPOCHS = 30, got {epochs!r}")
+    return float(epochs)
 
 
 def _module(ref: str) -> Any:
@@ -171,7 +171,7 @@ def _module(ref: str) -> Any:
         try:
             with _importing([str(path)]):
                 spec.loader.exec_module(module)
-        except ImportEnds:  # what stands above that line is the workload
+        except ImportEnds:  # the module up to that line is the workload
             pass
         except SystemExit as error:
             del sys.modules[name]
@@ -186,44 +186,44 @@ def _module(ref: str) -> Any:
         with _importing(sys.argv):
             return importlib.import_module(ref)
     except ImportEnds:
-        said = f'{ref} runs a study when it is imported; that belongs behind `if __name__ == "__main__":`'
-        raise WorkloadError(said) from None
+        what = f'{ref} runs a study when it is imported; that belongs behind `if __name__ == "__main__":`'
+        raise WorkloadError(what) from None
     except ModuleNotFoundError as error:
         if error.name is not None and ref.startswith(error.name):
             known_names = ", ".join(BUILT_IN)
-            said = f"no workload {ref!r}; ours are {known_names}, or give a .py file"
-            raise WorkloadError(f"{said}; a module is looked for from the folder in which this was started") from None
+            what = f"no workload {ref!r}; ours are {known_names}, or give a .py file"
+            raise WorkloadError(f"{what}; a module is looked for from the folder in which this was started") from None
         raise
 
 
 def is_importing() -> bool:
-    """Returns whether a workload's module is being imported: a study that it starts there would start itself."""
+    """Returns whether a workload's module is being imported; a study started by it now would start itself again."""
     return _imports > 0
 
 
 def forget_files() -> None:
-    """Forgets the files that were imported, which may have changed since."""
+    """Forgets the imported files, since they may have changed."""
     for name in [name for name in sys.modules if name.startswith(_FILE_PREFIX)]:
         del sys.modules[name]
 
 
 @contextlib.contextmanager
 def _importing(arguments: list[str]) -> Iterator[None]:
-    """A file that reads a command line when it is imported finds its own, an empty one, and not ours."""
+    """Replaces sys.argv during an import: a file that reads it must not see the study's command line."""
     global _imports
-    ours, sys.argv = sys.argv, arguments
+    argv_before, sys.argv = sys.argv, arguments
     _imports += 1
     try:
         yield
     finally:
-        sys.argv = ours
+        sys.argv = argv_before
         _imports -= 1
 
 
 def _make_importable(folder: Path) -> None:
-    """Lets a workload's file import what lies beside it, as under `python file.py`; the standard library goes first.
+    """Lets a workload's file import the modules beside it, as under `python file.py`.
 
-    Before installed packages, so that its own `data.py` or `evaluate.py` is meant.
+    They come after the standard library and before installed packages, so that its own `data.py` is imported.
     """
     if str(folder) not in sys.path:
         installed = (n for n, entry in enumerate(sys.path) if Path(entry).name in ("site-packages", "dist-packages"))

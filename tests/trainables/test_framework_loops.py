@@ -175,7 +175,7 @@ def test_a_training_that_goes_on_from_a_checkpoint_of_another_is_refused(name: s
     session, plan = session_of(name, tmp_path, *KEEPING[name]), Plan(96, (96,))
     first, second = (session.trial(knobs_of(name), plan, 0).advance() for _ in range(2))
     assert first["outcome"] == "ok", first["message"]
-    assert "the Trainer goes on from a checkpoint, behind its step " in second["message"]
+    assert "the Trainer resumes from a checkpoint, after its step " in second["message"]
 
 
 def test_a_trainer_may_evaluate_on_several_sets(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_system_knob_of_ones_own_is_held_to_its_word() -> None:
 
     own = Own(conv)
     own.knobs["halved"] = Knob(False, "system", shapes_model=True)
-    assert found(own, {"halved": True, "idle": 2}) == {"halved": "its gradients come out otherwise"}
+    assert found(own, {"halved": True, "idle": 2}) == {"halved": "its gradients differ"}
 
 
 def test_padding_that_reaches_the_model_is_found() -> None:
@@ -342,6 +342,6 @@ def test_noise_of_a_loop_of_ones_own_is_not_taken_for_what_a_knob_changes(
     list(own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,)))))  # it has asked for its knobs
     untold: list[str] = []
     changed = kinds.differing(resident, config, {"micro_batch_size": 8}, untold)
-    said = {"micro_batch_size": "BatchNorm1d (1) gives a sample other values beside other samples"}
+    said = {"micro_batch_size": "BatchNorm1d (1) gives a sample other values in a batch with other samples"}
     assert changed == (said if is_found else {})
     assert untold == ["micro_batch_size"] * (noise == "randn" and not is_found)

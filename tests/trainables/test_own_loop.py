@@ -378,7 +378,7 @@ def test_a_loop_that_goes_on_for_ever_is_ended(script: Any, monkeypatch: pytest.
     monkeypatch.setattr(own_count, "NO_END_AFTER", 100)
     assert [e.samples for e in events(script(ENDLESS), Plan(64, (64,))) if isinstance(e, Evaluation)] == [64]
     assert not threads()
-    with pytest.raises(WorkloadError, match="after the end of the run, where a report is due"):
+    with pytest.raises(WorkloadError, match="after the end of the run, while a report is due"):
         events(script(ENDLESS.replace("run.report(error=1.0)", "pass")), Plan(64, (64,)))
 
 

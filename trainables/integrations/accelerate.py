@@ -1,4 +1,4 @@
-"""Accelerate's loop as a loop of one's own: its Accelerator sets number types and accumulation, `run` counts and ends.
+"""Accelerate's loop as a custom loop: its Accelerator sets number types and accumulation, `run` counts and ends it.
 
 def train(run):
     accelerator = study_accelerator(run)
@@ -32,24 +32,24 @@ _MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def study_accelerator(run: Run, **own: Any) -> StudyAccelerator:
-    """Returns an Accelerator as knobs set it; `own` are yours, and win where `run` sets none of them.
+    """Returns an Accelerator configured by the knobs; `own` are your further arguments.
 
     Raises WorkloadError for an own argument that a knob sets.
     """
-    found = {
+    arguments = {
         "mixed_precision": _MIXED_PRECISION[run["amp_dtype"]],
         "cpu": run.device.type == "cpu",
         "dataloader_config": own.pop("dataloader_config", None) or DataLoaderConfiguration(),
     }
-    found["dataloader_config"].non_blocking = run["non_blocking"]
-    refuse_twice("study_accelerator", own, (*found, "gradient_accumulation_steps", "gradient_accumulation_plugin"))
-    AcceleratorState._reset_state(reset_partial_state=True)  # the process's, and an earlier trial's
+    arguments["dataloader_config"].non_blocking = run["non_blocking"]
+    refuse_twice("study_accelerator", own, (*arguments, "gradient_accumulation_steps", "gradient_accumulation_plugin"))
+    AcceleratorState._reset_state(reset_partial_state=True)  # process-wide state, perhaps of an earlier trial
     GradientState._reset_state()
-    return StudyAccelerator(run, **own, **found)
+    return StudyAccelerator(run, **own, **arguments)
 
 
 class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
-    """An Accelerator that tells `run` of models, losses and steps, and steps where the run ends."""
+    """An Accelerator that reports models, losses and steps to `run`, and takes a step when the run ends."""
 
     def __init__(self, run: Run, **arguments: Any) -> None:
         self._run = run
@@ -57,11 +57,11 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         self._model: nn.Module | None = None
         self._stepping: list[Optimizer] = []
         self._every = 0
-        """Micro-batches of a step, once they are known: the first is there."""
+        """Micro-batches of a step; 0 until the first batch, when they are known."""
         super().__init__(**arguments)
 
     def prepare_model(self, model: nn.Module, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
-        """Returns the model as knobs set it, wrapped as Accelerate does."""
+        """Applies the knobs to the model; returns it wrapped by Accelerate."""
         if not evaluation_mode:
             model = self._run.prepare(model)
             self._model = self._model or model
@@ -69,7 +69,7 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         return super().prepare_model(model, device_placement, evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: Any = None) -> Any:
-        """Returns the optimiser, wrapped as Accelerate does; its steps are counted."""
+        """Returns the optimiser wrapped by Accelerate; its steps are counted."""
         optimizer.register_step_pre_hook(self._run.before_step)
         optimizer.register_step_post_hook(self._run.step)
         self._stepping.append(optimizer)
@@ -77,11 +77,11 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         return super().prepare_optimizer(optimizer, device_placement)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
-        """Returns a context in which gradients add up, and an optimiser steps behind a batch, a pass and the run."""
+        """Returns a context that accumulates gradients; optimisers step after a batch, an epoch and the run."""
         if self._every == 0:
             self._every = self.gradient_accumulation_steps = self._run.accumulation
         if self._run.is_over:
-            self.step = self._every - 1  # so that the micro-batch at hand is the last of its batch
+            self.step = self._every - 1  # so that the current micro-batch is the last of its batch
         return cast(AbstractContextManager[None], super().accumulate(*models))
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""transformers' Trainer as a loop of one's own: its loop runs, a callback counts, times, reports and ends it.
+"""transformers' Trainer as a custom loop: its loop trains, a callback counts, times, reports and ends it.
 
     def train(run):
         arguments = training_arguments(run, train_set, output_dir="trained", learning_rate=run["learning_rate"])
@@ -6,7 +6,7 @@
         trainer.add_callback(StudyCallback(run))
         trainer.train()
 
-`metrics` returns the OBJECTIVES by their names; Trainer is asked for an evaluation whenever a report is due.
+`metrics` returns the OBJECTIVES by their names; the Trainer evaluates whenever a report is due.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from trainables.plan import steps_to
 from trainables.workload import LoopError, WorkloadError
 
 _ARGUMENTS_OFF = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}
-"""What `run` does in their place: a Trainer's own reports and checkpoints would be in every probe."""
+"""Off by default: a Trainer's own reports and checkpoints would be part of every probe."""
 
 _FIELDS = {field.name for field in dataclasses.fields(TrainingArguments)}
 _CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in _FIELDS else "gradient_checkpointing"
-"""The former is its name in later versions of transformers 5, which warn of the latter."""
+"""Later versions of transformers 5 use the first name, and warn about the second."""
 
 
 def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArguments:
-    """Returns the arguments of a Trainer, those of knobs set; `own` are yours, and win where `run` sets none of them.
+    """Returns the arguments of a Trainer, as knobs set them; `own` are your further arguments.
 
-    A pass drops its last, smaller micro-batch; `StudyCallback` sees to it that an evaluation does not. Raises
-    WorkloadError for an own argument that a knob sets, and for fewer samples than a micro-batch has.
+    An epoch drops its last, smaller micro-batch; `StudyCallback` ensures that an evaluation drops nothing. Raises
+    WorkloadError for an own argument that a knob sets, and if a micro-batch is larger than the training set.
     """
     knobs = {name: run[name] for name in ("amp_dtype", "activation_checkpointing", "compile", "tf32")}
     for name in asked_by("around"):
@@ -44,7 +44,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
     micro = int(loader.pop("batch_size"))
     if len(train_set) < micro:
         raise WorkloadError(f"a micro-batch of {micro} is more than the {len(train_set)} training samples")
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "per_device_train_batch_size": micro,
         "auto_find_batch_size": False,
         "gradient_accumulation_steps": accumulation,
@@ -61,29 +61,29 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
         "use_cpu": run.device.type == "cpu",
     }
     if knobs["compile"] != "off":
-        found["torch_compile_mode"] = knobs["compile"]
+        arguments["torch_compile_mode"] = knobs["compile"]
     if run.device.type == "cuda":
-        found["tf32"] = knobs["tf32"]
-    refuse_twice("training_arguments", own, found)
-    made = TrainingArguments(**{**_ARGUMENTS_OFF, **own, **found})
-    if made.n_gpu > 1:  # where several are visible a Trainer takes all, each with a micro-batch of its own
-        made._n_gpu = 1
+        arguments["tf32"] = knobs["tf32"]
+    refuse_twice("training_arguments", own, arguments)
+    result = TrainingArguments(**{**_ARGUMENTS_OFF, **own, **arguments})
+    if result.n_gpu > 1:  # a Trainer would use all visible devices, each with a whole micro-batch
+        result._n_gpu = 1
     expect_callback(run, "give Trainer callbacks=[StudyCallback(run)]", "training_arguments(run, train_set)")
-    return made
+    return result
 
 
 class StudyCallback(TrainerCallback):
-    """Tells `run` what a Trainer does, and the Trainer when to evaluate and when to end."""
+    """Reports the Trainer's progress to `run`, and tells the Trainer when to evaluate and when to end."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._found: dict[str, float] = {}
-        """Objectives of the evaluation at hand: of several data sets one comes after the other."""
+        self._objectives: dict[str, float] = {}
+        """Objectives of the current evaluation; with several data sets they arrive one set after the other."""
         self._metrics: set[str] = set()
-        """The names of all its metrics."""
+        """The names of all metrics of the current evaluation."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """Shows model and optimiser; what came before is set-up. The loaders made from here on are to evaluate."""
+        """Registers model and optimiser, and starts the clock. All loaders made later are for evaluation."""
         if self._run.is_done:
             raise Ended(SECOND)
         refuse_resumed(state.global_step, "resume_from_checkpoint")
@@ -98,67 +98,67 @@ class StudyCallback(TrainerCallback):
         self._run.begin(own["train_dataloader"])
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """The micro-batches of a batch are there."""
-        self._reported()
+        """Reports the arrival of a batch, and so of its first micro-batch."""
+        self._check_report()
         self._run.took(args.per_device_train_batch_size)
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """One of them is over, and the next begins."""
+        """Reports the end of a micro-batch and the start of the next."""
         self._run.passed()
         self._run.took(args.per_device_train_batch_size)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any
     ) -> None:
-        """The passes are over."""
+        """Reports the end of forward and backward passes."""
         self._run.before_step()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """The optimiser has stepped."""
+        """Reports an optimiser step; asks for an evaluation if a report is due, and ends the training after its end."""
         self._run.step()
-        if self._run.evaluate_now:  # the micro-batch has passed once that is reported
+        if self._run.evaluate_now:  # the micro-batch ends with the report
             control.should_evaluate = True
         else:
             self._run.passed()
-            self._rests(control)
+            self._pause_clock(control)
         control.should_training_stop = control.should_training_stop or self._run.is_over
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """A pass is over."""
+        """Reports the end of an epoch."""
         self._run.next_pass()
         if not self._run.evaluate_now:
-            self._rests(control)
+            self._pause_clock(control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """The last evaluation is over."""
-        self._reported()
+        """Checks that the last evaluation was complete."""
+        self._check_report()
 
-    def _reported(self) -> None:
-        """Raises LoopError where the evaluation that was asked for lacked an objective."""
+    def _check_report(self) -> None:
+        """Raises LoopError if a report is still due, so that the last evaluation lacked an objective."""
         if not self._run.evaluate_now:
             return
-        missing = [name for name in self._run.objectives if name not in self._found]
-        said = f"Trainer's evaluation gave {sorted(self._metrics)}, without {', '.join(missing)} of OBJECTIVES"
+        missing = [name for name in self._run.objectives if name not in self._objectives]
+        what = f"Trainer's evaluation gave {sorted(self._metrics)}, without {', '.join(missing)} of OBJECTIVES"
         if any(name.startswith("eval_") for name in missing):
-            raise LoopError(f"{said}: leave out eval_ of a name in OBJECTIVES, which Trainer puts before each")
-        raise LoopError(f"{said}: give Trainer compute_metrics=..., which returns {{{missing[0]!r}: ...}}")
+            raise LoopError(f"{what}: leave out eval_ of a name in OBJECTIVES, which Trainer puts before each")
+        raise LoopError(f"{what}: give Trainer compute_metrics=..., which returns {{{missing[0]!r}: ...}}")
 
-    def _rests(self, control: TrainerControl) -> None:
-        """Leaves out of what is timed what the script asks for itself."""
+    def _pause_clock(self, control: TrainerControl) -> None:
+        """Pauses the clock for evaluations and checkpoints that the script itself asks for."""
         if control.should_evaluate or control.should_save:
             self._run.rests()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """Reports what `compute_metrics` returned, once each objective is there; those of a test set are none."""
-        if args.dataloader_drop_last and args.dataloader_persistent_workers:  # before train(), which takes it again
+        """Reports the objectives once all have arrived; metrics of a test set (prefix test_) are ignored."""
+        if args.dataloader_drop_last and args.dataloader_persistent_workers:  # train() will use this loader again
             sampler: Any = getattr(own["eval_dataloader"], "batch_sampler", None)
             if hasattr(sampler, "drop_last"):
                 sampler.drop_last = False
-        found = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}
-        self._metrics |= found.keys()
-        self._found |= {name: found[name] for name in self._run.objectives if name in found}
-        if len(self._found) == len(self._run.objectives):
-            reported, self._found, self._metrics = self._found, {}, set()
+        values = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}
+        self._metrics |= values.keys()
+        self._objectives |= {name: values[name] for name in self._run.objectives if name in values}
+        if len(self._objectives) == len(self._run.objectives):
+            reported, self._objectives, self._metrics = self._objectives, {}, set()
             self._run.report(**reported)
         if control.should_save:
             self._run.rests()

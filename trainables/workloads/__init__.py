@@ -1,1 +1,1 @@
-"""The workloads that come with it, each a module with a `WORKLOAD`, as a file of one's own would be."""
+"""The built-in workloads, each a module with a `WORKLOAD`, like a user's own file."""

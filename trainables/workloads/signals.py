@@ -1,20 +1,20 @@
-"""Classes of sequences of unequal length: convolutions, then a bidirectional LSTM, then a classifier.
+"""Classification of sequences of unequal length: convolutions, then a bidirectional LSTM, then a classifier.
 
 Data: a folder of .npy files (data/npy_sequences.py); without one, spoken digits (data/spoken_digits.py), written once
 into such a folder. Channels are normalised by the mean and deviation of the training split.
 Model: two convolutions over time, and the states of an LSTM (Hochreiter and Schmidhuber 1997) after the last true step
-and, read backwards, after the first. Nothing of it depends on padding or on the other samples of a batch.
+and, read backwards, after the first. Its output depends neither on padding nor on the other samples of a batch.
 Two phases. "encoder", a share `encoder_frac` of the samples, without labels: two views of a sample, with noise, masked
 spans of time and masked channels (Park et al., SpecAugment, arXiv 1904.08779), are to be nearer to each other than to
 other samples (InfoNCE: van den Oord et al., 1807.03748; views: Chen et al., SimCLR, 2002.05709). "classifier":
-cross-entropy on lightly disturbed samples; all weights train on.
+cross-entropy on lightly disturbed samples; all weights continue to train.
 
-Usually those others are the rest of the batch, and a smaller micro-batch is then an easier task: halving it after an
-out-of-memory error would change what is learned. Here they are `REFERENCES` training samples, the same for all of an
-epoch, which every micro-batch computes anew: the loss is a mean over samples, however they are cut. Eight such epochs
-of the digits raise a linear classifier on what the encoder makes from 91 to 95-97 %, and from 63 to 73-80 % where it is
-fitted to 100 labels; negatives of the same batch did as well in a trial of both, remembered codes and other steps of
-the same sample worse than no training.
+Usually the other samples are the rest of the batch. A smaller micro-batch is then an easier task: halving it after an
+out-of-memory error would change what is learned. Here they are `REFERENCES` training samples, the same for a whole
+epoch, which every micro-batch computes again: the loss is a mean over samples, whatever the micro-batch. Eight such
+epochs of the digits raise the accuracy of a linear classifier on the encoder's output from 91 to 95-97 %, and from 63
+to 73-80 % if it is fitted to 100 labels. Negatives from the same batch did as well in a comparison; remembered codes
+and other steps of the same sample did worse than no training.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from trainables.workload import SPLIT_SEED, Config, Split, options_of
 
 TEMPERATURE = 0.2
 NOISE, SPANS, SPAN_FRAC, CHANNEL_FRAC = 0.3, 2, 0.25, 0.2
-"""Of a view at augmentation=1: deviation of the noise in the channels' own, masked spans, longest of them as a share of
-the length, share of masked channels. A classifier's sample has `LIGHT` times as much."""
+"""A view at augmentation=1: standard deviation of the noise relative to the channel's, number of masked spans, longest
+span as a share of the length, share of masked channels. The classifier's samples have `LIGHT` times as much."""
 LIGHT = 0.3
 REFERENCES, CHOICES = 32, 4
-"""Samples that views are told apart from, and the samples of like length that each is drawn from, epoch by epoch."""
+"""The samples that views are compared with, and the samples of similar length from which each is drawn per epoch."""
 
 
 SignalBatch = dict[str, Any]
 
 
 class SignalSample(NamedTuple):
-    """Normalised values, (time, channel), the class, and the place in the split."""
+    """Normalised values, (time, channel), the class, and the index in the split."""
 
     x: Tensor
     label: int
@@ -60,7 +60,7 @@ class SignalSample(NamedTuple):
 
 
 class Samples(Dataset[SignalSample]):
-    """Recordings, each read from its file when asked for: the work that loader workers and the RAM cache save."""
+    """Recordings, each read from its file on access, so that loader workers and the RAM cache can save time."""
 
     def __init__(self, recordings: Sequence[Recording], classes: Sequence[str], mean: Tensor, scale: Tensor) -> None:
         self.recordings, self.classes, self.mean, self.scale = recordings, classes, mean, scale
@@ -80,9 +80,9 @@ class Samples(Dataset[SignalSample]):
 
 
 class SamplesInRam(Dataset[SignalSample]):
-    """Samples end to end in one tensor, and a step of zeros after the last, which is what padding is taken from.
+    """All samples end to end in one tensor, and a final step of zeros for padding.
 
-    A batch is one copy. Padded one by one and stacked, the same numbers took four times as long.
+    A batch is made by one copy; padding samples one by one and stacking them took four times as long.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -103,7 +103,7 @@ class SamplesInRam(Dataset[SignalSample]):
         return SignalSample(self._values[start : start + int(self._steps[index])], int(self._labels[index]), index)
 
     def batch(self, indices: Sequence[int]) -> SignalBatch:
-        """Returns what `Signals.collate` makes of these samples."""
+        """Returns the same batch as `Signals.collate` for these samples."""
         index = torch.tensor(indices)
         steps = self._steps[index]
         places = torch.arange(int(steps.max()))
@@ -115,14 +115,14 @@ class SamplesInRam(Dataset[SignalSample]):
 
 @dataclass(frozen=True)
 class HostLengths:
-    """True lengths, int64, (batch,). No tensor, so it stays where packing wants it: the device is not waited for."""
+    """True lengths, int64, (batch,). Being no tensor, it stays on the host, where packing reads it without a wait."""
 
     steps: Tensor
 
 
 @dataclass(frozen=True)
 class References:
-    """Samples that views are told apart from: values (references, choices, time, channel), indices, lengths."""
+    """The samples that views are compared with: values (references, choices, time, channel), indices, lengths."""
 
     x: Tensor
     index: Tensor
@@ -130,7 +130,7 @@ class References:
 
 
 class Convolution(nn.Module):
-    """Convolution over three steps, ReLU, and zeros at padding again."""
+    """Convolution over three steps and ReLU; padding is set to zero again."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -142,10 +142,10 @@ class Convolution(nn.Module):
 
 
 class BiLSTM(nn.Module):
-    """The last states of an LSTM that reads forwards and one that reads backwards, packed or padded: the same numbers.
+    """The last states of a forward and a backward LSTM; packed and padded computation give the same numbers.
 
     Packed, padding is not computed. Padded, every step is one product of the whole batch, and the last true state is
-    picked; the sequences are turned round within their lengths, for a state that came through padding is not zero.
+    selected. Sequences are reversed within their true lengths, since padding would change the state.
     """
 
     def __init__(self, width: int, packed: bool) -> None:
@@ -157,20 +157,20 @@ class BiLSTM(nn.Module):
         """Returns shape (batch, 2 * width) of (batch, time, width)."""
         steps, rows = mask.sum(dim=1), torch.arange(len(x), device=x.device)
         places = torch.arange(x.shape[1], device=x.device)
-        turned = x[rows[:, None], (steps[:, None] - 1 - places).clamp(min=0)]
+        reversed_x = x[rows[:, None], (steps[:, None] - 1 - places).clamp(min=0)]
         if not self.packed:
-            return torch.cat([self.ahead(x)[0][rows, steps - 1], self.back(turned)[0][rows, steps - 1]], dim=1)
-        order = steps.argsort(descending=True, stable=True)  # as torch's own sort is, but without waiting for a device
+            return torch.cat([self.ahead(x)[0][rows, steps - 1], self.back(reversed_x)[0][rows, steps - 1]], dim=1)
+        order = steps.argsort(descending=True, stable=True)  # torch's own sort in packing would wait for the device
         sizes = lengths.steps.sort(descending=True).values
         ends = [
-            lstm(pack_padded_sequence(one[order], sizes, batch_first=True))[1][0][0]
-            for lstm, one in ((self.ahead, x), (self.back, turned))
+            lstm(pack_padded_sequence(inputs[order], sizes, batch_first=True))[1][0][0]
+            for lstm, inputs in ((self.ahead, x), (self.back, reversed_x))
         ]
         return torch.cat(ends, dim=1)[order.argsort()]
 
 
 class SequenceNet(nn.Module):
-    """Encoder of a sequence, and a classifier on what it makes of it."""
+    """An encoder of sequences, and a classifier on its output."""
 
     def __init__(self, channels: int, classes: int, width: int, packed: bool, dropout: float) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class SequenceNet(nn.Module):
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * width, classes))
 
     def forward(self, x: Tensor, mask: Tensor, lengths: HostLengths, embed: bool = False) -> Tensor:
-        """Returns logits, (batch, class), or where `embed` says so what the encoder makes, (batch, 2 * width)."""
+        """Returns logits, (batch, class), or with `embed` the encoder's output, (batch, 2 * width)."""
         for convolution in self.convolutions:
             x = convolution(x, mask)
         code = self.lstm(x, mask, lengths)
@@ -187,7 +187,7 @@ class SequenceNet(nn.Module):
 
 
 def disturbed(x: Tensor, mask: Tensor, keys: Tensor, strength: float, in_place: bool) -> Tensor:
-    """Returns x, (batch, time, channel), with noise added and spans of time and channels set to 0, their mean."""
+    """Returns x, (batch, time, channel), with added noise; some spans of time and channels are set to 0, their mean."""
     if strength == 0.0:
         return x
     steps, places = mask.sum(dim=1, keepdim=True), torch.arange(x.shape[1], device=x.device)
@@ -204,7 +204,7 @@ def disturbed(x: Tensor, mask: Tensor, keys: Tensor, strength: float, in_place: 
 def contrast(code: Tensor, index: Tensor, others: Tensor) -> Tensor:
     """Returns the mean InfoNCE of codes (2 * batch + references, width): first views, second views, references.
 
-    A reference that is the sample itself, by `index`, (batch,), and `others`, (references,), is left out.
+    `index`, (batch,), and `others`, (references,), are indices of samples: a sample is not compared with itself.
     """
     unit = F.normalize(code.float(), dim=1)
     first, second, references = unit.split([len(index), len(index), len(others)])
@@ -217,7 +217,7 @@ def contrast(code: Tensor, index: Tensor, others: Tensor) -> Tensor:
 
 
 class Signals:
-    """Classes of sequences, judged by accuracy. The contract is in workload.py."""
+    """Classification of sequences, judged by accuracy. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["signals"].own
@@ -268,22 +268,22 @@ class Signals:
         return len(sample.x)
 
     def phases(self, config: Config) -> dict[str, float]:
-        """Returns the share of the samples that train the encoder alone, and the rest."""
+        """Returns the share of the samples that train the encoder alone, and the remaining share."""
         return {"encoder": config.knobs.encoder_frac, "classifier": 1.0 - config.knobs.encoder_frac}
 
     def augment(self, batch: SignalBatch, keys: Tensor, config: Config, phase: str) -> SignalBatch:
-        """Returns the batch disturbed; in the encoder's phase without labels: two views of each sample, and references.
+        """Returns the disturbed batch; in the encoder's phase two views of each sample, and references, without labels.
 
-        The epoch, which is all that the keys of one micro-batch share with those of another, decides the references.
+        References depend on the epoch alone, so that all micro-batches of an epoch have the same.
         """
         knobs = config.knobs
         if phase != "encoder":
             strength = LIGHT * knobs.augmentation
             x = disturbed(batch["x"], batch["mask"], keys, strength, knobs.inplace_augmentation)
             return {**batch, "x": x}
-        pool, own = self._pool(config, keys.device), (keys[:1], batch["index"][:1])
+        pool, first = self._pool(config, keys.device), (keys[:1], batch["index"][:1])
         rows = torch.arange(len(pool.steps), device=keys.device)
-        epoch = draws.beside(*own, torch.full((1,), -1, device=keys.device))
+        epoch = draws.beside(*first, torch.full((1,), -1, device=keys.device))
         chosen = (draws.uniform(epoch, (len(rows),), stream=0)[0] * pool.x.shape[1]).long()
         others = pool.index[rows, chosen]
         steps = torch.cat([batch["lengths"].steps] * 2 + [pool.steps])
@@ -293,14 +293,14 @@ class Signals:
         within = torch.arange(pool.x.shape[2]) < pool.steps[:, None]
         masks = [batch["mask"], batch["mask"], within.to(keys.device, non_blocking=True)]
         mask = torch.cat([F.pad(part, (0, longest - part.shape[1])) for part in masks])
-        keys = torch.cat([keys, ~keys, draws.beside(*own, others)])  # another key makes another view
+        keys = torch.cat([keys, ~keys, draws.beside(*first, others)])  # another key makes another view
         x = disturbed(x, mask, keys, knobs.augmentation, knobs.inplace_augmentation)
         return {"x": x, "mask": mask, "lengths": HostLengths(steps), "index": batch["index"], "others": others}
 
     def _pool(self, config: Config, device: torch.device) -> References:
-        """Returns what references are drawn from: training samples of all lengths, `CHOICES` of like length together.
+        """Returns the pool of references: training samples of all lengths, in groups of `CHOICES` of similar length.
 
-        They are cut to the shortest of their choices, so that the host knows the length of what a device chooses.
+        Samples are cut to the shortest of their group, so that the host knows the length of the device's choice.
         """
         key = (*_key(config), str(device))
         if key not in self._references:
@@ -326,7 +326,7 @@ class Signals:
 
     @staticmethod
     def blocks(model: SequenceNet) -> list[nn.Module]:
-        """Returns what activation checkpointing wraps."""
+        """Returns the modules that activation checkpointing wraps."""
         return [*model.convolutions, model.lstm]
 
     def loss(self, model: nn.Module, batch: SignalBatch) -> Tensor:
@@ -342,7 +342,7 @@ class Signals:
         return {"accuracy": torch.cat(hits).double().mean().item()}
 
     def baselines(self, config: Config) -> dict[str, dict[str, float]]:
-        """Returns the accuracy of always guessing the largest class, and of the nearest class by its mean in time."""
+        """Returns the accuracies of two rules: always the largest class; the class with the nearest mean over time."""
         parts = self.dataset(config, "train"), self.dataset(config, "val")
         train, val = ([(d[i].x.mean(dim=0), d[i].label) for i in range(len(d))] for d in parts)
         (largest, _), *_ = Counter(label for _, label in train).most_common(1)

@@ -1,13 +1,13 @@
-"""Will the market be wilder in the next hours than it was in the last? LSTM, Transformer or MLP on several timeframes.
+"""Will the market be more volatile in the next hours than in the last? LSTM, Transformer or MLP on several timeframes.
 
 Data: `workload.data=<file or folder>` of bars in .csv (trainables/data/bars.py); without it the hourly EURUSD bars of
-2017 that the package gym-anytrading carries, and without that the embedded daily stocks. Features and labels are those
-of trainables/data/timeframes.py, where the future is kept out of them.
-Labels: `volatility` (default) can be learned, being for the most part the daily cycle; on the hourly bars plain rules
-reach 75 to 78 %, see `baselines`. `direction` is whether the price will be higher: 50 to 54 % is what to expect of it,
-here and elsewhere, and more should be suspected of a leak.
-Models (knobs.architecture): one LSTM (Hochreiter and Schmidhuber 1997) a timeframe; one Transformer encoder (Vaswani et
-al., arXiv 1706.03762; norms first as in 2002.04745) over the bars of all; a perceptron on all of them in a row.
+2017 in the package gym-anytrading, and without that package the embedded daily stocks. Features and labels are those of
+trainables/data/timeframes.py, which prevents leaks from the future.
+Labels: `volatility` (default) can be learned, since it is mostly the daily cycle; on the hourly bars plain rules reach
+75 to 78 %, see `baselines`. `direction` is whether the price will be higher: expect 50 to 54 %, here and elsewhere, and
+suspect a leak if it is more.
+Models (knobs.architecture): an LSTM (Hochreiter and Schmidhuber 1997) for each timeframe; a Transformer encoder
+(Vaswani et al., arXiv 1706.03762; norms first as in 2002.04745) over the bars of all; or a perceptron on all bars.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ HEAD_SIZE = 16
 
 
 class WindowSample(NamedTuple):
-    """The bars of all frames before a decision, (bars, feature), frame after frame and oldest first; and the label."""
+    """The bars before a decision, (bars, feature), ordered by timeframe, then oldest first; and the label."""
 
     window: Tensor
     label: int
 
 
 class WindowDataset(Dataset[WindowSample]):
-    """Samples as views into one tensor, which is in RAM as it is."""
+    """Samples as views into one tensor, which is in RAM already."""
 
     def __init__(self, part: BarWindows) -> None:
         self._windows, self._labels = torch.from_numpy(part.windows), torch.from_numpy(part.labels)
@@ -64,13 +64,13 @@ class WindowDataset(Dataset[WindowSample]):
         return self
 
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Returns what `Temporal.collate` makes of these samples, in one copy."""
+        """Returns the same batch as `Temporal.collate` for these samples, made by one copy."""
         index = torch.tensor(indices)
         return {"windows": self._windows.index_select(0, index), "labels": self._labels.index_select(0, index)}
 
 
 class Lstms(nn.Module):
-    """An LSTM for each timeframe; their last states side by side."""
+    """An LSTM for each timeframe; returns their last states, concatenated."""
 
     def __init__(self, lengths: Sequence[int], hidden: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Lstms(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A Transformer over the bars of all timeframes, embedded by frame; the means of the frames side by side."""
+    """A Transformer over the bars of all timeframes, each with its own embedding; returns their means, concatenated."""
 
     def __init__(self, lengths: Sequence[int], hidden: int, dropout: float) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Transformer(nn.Module):
             raise WorkloadError(f"knobs.hidden_size={hidden}: a transformer needs a multiple of {HEAD_SIZE}")
         self.lengths, self.out_features = list(lengths), hidden * len(lengths)
         self.embed = nn.ModuleList(nn.Linear(len(BAR_FEATURES), hidden) for _ in lengths)
-        # With the usual 0.02 it took twice as long to find the daily cycle, which is in the positions.
+        # With the usual 0.02, training took twice as long to learn the daily cycle, which depends on positions.
         self.position = nn.Parameter(0.3 * torch.randn(sum(lengths), hidden))
         self.blocks = nn.ModuleList(BarBlock(hidden, dropout) for _ in range(2))
         self.norm = nn.LayerNorm(hidden)
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
 
 
 class BarBlock(nn.Module):
-    """Attention among all bars, then a perceptron for each, both residual."""
+    """Attention between all bars, then a perceptron for each bar, both residual."""
 
     def __init__(self, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class BarBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Returns (batch, bars, hidden) of the same."""
+        """Returns (batch, bars, hidden) of the same shape."""
         batch, time, width = hidden.shape
         heads = self.project(self.norm_attention(hidden)).view(batch, time, 3, -1, HEAD_SIZE)
         heads = heads.permute(2, 0, 3, 1, 4)
@@ -127,7 +127,7 @@ class BarBlock(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two layers on all bars in a row."""
+    """Two layers on the concatenated bars."""
 
     def __init__(self, lengths: Sequence[int], hidden: int, dropout: float) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Temporal:
         return nn.Sequential(body, nn.Dropout(knobs.dropout), nn.Linear(body.out_features, 2))
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Returns what activation checkpointing recomputes: the layers, or the LSTMs, of which each is one."""
+        """Returns the modules that activation checkpointing recomputes: the layers, or the LSTMs."""
         return list(cast(Any, model)[0].blocks)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -220,8 +220,8 @@ class Temporal:
     def baselines(self, config: Config) -> dict[str, dict[str, float]]:
         """Returns the accuracies of four rules: larger class, last known label, clock, logistic regression."""
         daily = self.frames(config)[0].length_us >= DAY_US
-        found = bar_baselines.rules(self.part(config, "train"), self.part(config, "val"), daily)
-        return {name: {"accuracy": accuracy} for name, accuracy in found.items()}
+        accuracies = bar_baselines.rules(self.part(config, "train"), self.part(config, "val"), daily)
+        return {name: {"accuracy": accuracy} for name, accuracy in accuracies.items()}
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _read(options: Mapping[str, Any]) -> tuple[tuple[Timeframe, ...], dict[Split
     except ValueError as error:
         raise WorkloadError(f"workload.timeframes: {error}") from None
     if frames[0].length_us < length_us:
-        found = f"its shortest, {frames[0].name}, is shorter than the data's bars of {length_us / HOUR_US:g} h"
-        raise WorkloadError(f"workload.timeframes={wanted}: {found}")
+        why = f"its shortest, {frames[0].name}, is shorter than the data's bars of {length_us / HOUR_US:g} h"
+        raise WorkloadError(f"workload.timeframes={wanted}: {why}")
     train, val = parts(series, frames, options["label"], options["horizon"], options["val_frac"])
     return frames, {"train": train, "val": val}
 
