@@ -144,7 +144,7 @@ class Result:
     def _answer(self, name: str) -> Configuration | None:
         return self._named(self.summary.named[name]) if name in self.summary.answers else None
 
-    def _knobs(self, config: Config) -> dict[str, Scalar]:
+    def _knobs(self, config: Config) -> dict[str, Any]:
         with using(self.summary.table):
             return {name: value for name, value in complete(config).items() if self.summary.asks_for(name)}
 

@@ -282,10 +282,16 @@ class MeasuredRecord(Event):
 
 
 @dataclass(frozen=True)
-class ProbeRecord(MeasuredRecord, event="probe"):
-    """A probe; `name` is that of a named configuration, else ""."""
+class NamedRecord(MeasuredRecord):
+    """A measurement of what is called `name`, such as `before` or a trial."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class ProbeRecord(NamedRecord, event="probe"):
+    """A probe; `name` is "" unless it is of a named configuration."""
+
     micro_step_s: float | None
     optimizer_step_s: float | None
     pass_s: float
@@ -294,18 +300,16 @@ class ProbeRecord(MeasuredRecord, event="probe"):
 
 
 @dataclass(frozen=True)
-class WindowRecord(MeasuredRecord, event="window"):
-    """A window of the configuration called `name` in a round, in which all took turns."""
+class WindowRecord(NamedRecord, event="window"):
+    """A window in a round, in which all took turns."""
 
-    name: str
     round: int
 
 
 @dataclass(frozen=True)
-class ConfirmedRecord(MeasuredRecord, event="confirmed"):
-    """A training on a fresh seed of what is called `name`."""
+class ConfirmedRecord(NamedRecord, event="confirmed"):
+    """A training on a fresh seed."""
 
-    name: str
     seed: int
     values: Values
     curve: Curve

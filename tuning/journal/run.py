@@ -267,11 +267,11 @@ class History:
     @property
     def table(self) -> KnobTable:
         """Returns the knobs of the study, with its workload's own and the kinds it measured; without it all of ours."""
-        ours = None if self.study is None else OURS.get(self.study.workload)
-        if self.study is None or (ours is None and self.study.knobs is None):
+        if self.study is None or self.study.knobs is None:
             return EVERY
+        ours = OURS.get(self.study.workload)
         try:
-            own = ours.own if ours is not None else {n: Knob.of_raw(row) for n, row in (self.study.knobs or {}).items()}
+            own = ours.own if ours is not None else {n: Knob.of_raw(row) for n, row in self.study.knobs.items()}
             kinds: dict[str, Kind] = {} if self.kinds is None else dict.fromkeys(self.kinds.changed, "both")
             return KnobTable(own, kinds, ours.hooks if ours is not None else self.study.hooks)
         except (KeyError, TypeError, ValueError, AttributeError):

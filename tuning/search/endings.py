@@ -129,11 +129,11 @@ def observation(
     end: TrialRecord | RefusedRecord, objective: str, qualities: Qualities, guard: MemoryGuard
 ) -> Observation:
     """Returns what the sampler is told of a trial that ended, or of a configuration that was refused."""
-    is_refused = isinstance(end, RefusedRecord)
-    if is_refused or end.outcome in OVER_MEMORY:
+    if isinstance(end, RefusedRecord) or end.outcome in OVER_MEMORY:
         verdict = guard.judge(*need_of(end.config))
         # A launched OOM was predicted to fit: what its last step would have needed is the least.
-        wanted_bytes, cap_bytes = None if is_refused else end.wanted_bytes, end.cap_bytes or guard.cap_bytes
+        wanted_bytes = end.wanted_bytes if isinstance(end, TrialRecord) else None
+        cap_bytes = end.cap_bytes or guard.cap_bytes
         least_bytes = wanted_bytes - cap_bytes if wanted_bytes and cap_bytes else 0
         return Observation(overshoot_bytes=max(1, least_bytes, guard.overshoot_bytes(verdict)))
     values = {SAMPLES_PER_S: end.samples_per_s, **end.values}

@@ -61,8 +61,9 @@ class ProbeStage:
         self._batch_size = reference_batch_size(space)
         self._groups = speed_groups(space)
         self._probe_s = budget.probe_time_s
-        own = [*(r for r in _ended(journal.run) if not r.name), *_refused(journal.run)]
-        self._known: dict[tuple[Scalar, ...], ProbeRecord | RefusedRecord] = {self._place(r.config): r for r in own}
+        self._known: dict[tuple[Scalar, ...], ProbeRecord | RefusedRecord] = {}
+        self._known |= {self._place(r.config): r for r in _ended(journal.run) if not r.name}
+        self._known |= {self._place(r.config): r for r in _refused(journal.run)}
 
     def run(self, named: Mapping[str, Mapping[str, Scalar]], told: Told) -> None:
         """Measures until the stage's time is spent, then what is `named`; leaves out what the records hold."""
@@ -225,7 +226,7 @@ def left_out(run: History, space: Space) -> list[str]:
     best = max(probed(probes), key=lambda one: one.samples_per_s, default=None)
     if best is None:
         return []
-    configs = [r.config for r in (*probes, *_refused(run))]
+    configs = [r.config for r in probes] + [r.config for r in _refused(run)]
     searched = [n for n in space.subset({"system"}).parameters if is_active(n, best.knobs)]
     size = int(best.knobs.get("batch_size", table().defaults["batch_size"]))
 

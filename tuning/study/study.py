@@ -444,7 +444,7 @@ class _Study:
                 self._say_ignored(made.trial, made)
                 if made.remark:
                     self._note(made.remark, warns="remark")
-            case events.ProbeRecord() | events.WindowRecord() | events.ConfirmedRecord():
+            case events.NamedRecord():
                 self._say_ignored(made.name, made)
 
     def _say_ignored(self, who: str, made: events.MeasuredRecord) -> None:

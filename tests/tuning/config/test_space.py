@@ -138,7 +138,7 @@ def test_the_largest_batch_can_be_one_micro_batch(batch: Any, sizes: tuple[int, 
         assert settled.complete({"batch_size": smallest, "micro_batch_size": sizes[-1]})["micro_batch_size"] == smallest
     if not isinstance(batch, dict):
         assert plain_defaults(settled).get("micro_batch_size") == smallest
-        allowed = uncut(settled, [], guard(History(), None))["micro_batch_size"]
+        allowed = uncut(settled, History(), guard(History(), None))["micro_batch_size"]
         assert allowed == min(size for size in sizes if size >= smallest), "which is cut to the batch"
 
 

@@ -158,7 +158,8 @@ def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(reco
 def test_other_programs_that_disturb_probes_are_told(records, shares, said):
     probe = next(r for r in records if r.event == "probe")
     crashed = changed(probe, others_cpu_frac=0.9, samples_per_s=None)  # it has no speed that looks slower
-    found = sentences.disturbed([crashed, *(changed(probe, others_cpu_frac=share) for share in shares)])
+    probes = [crashed, *(changed(probe, others_cpu_frac=share) for share in shares)]
+    found = sentences.disturbed(History(probes).probes)
     assert found == said == "" or (said in found and "while 2 of 4 probes were timed" in found)
 
 
@@ -218,7 +219,8 @@ def test_a_gain_is_of_the_windows_of_one_session_after_one_that_took_none(record
     start = next(n for n, r in enumerate(records) if r.event == "window")
     earlier = [changed(r, samples_per_s=1.0) for r in records if r.event == "window" and r["name"] == "before"]
     more = Record(seq=900, t=records[-1].t, event="resume", fields={"pick": {"tolerance": 0.1}})
-    again = [*records[:start], *earlier, more, *records[start:], dataclasses.replace(more, seq=901)]
+    again = [*records[:start], *earlier, more, *records[start:], more]
+    again = [dataclasses.replace(r, seq=n) for n, r in enumerate(again)]
     assert summary.of_run(History(again)).gains == summary.of_run(History(records)).gains
 
 

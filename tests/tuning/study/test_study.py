@@ -958,7 +958,6 @@ def test_study_whose_trainings_all_failed_has_no_pick(tmp_path: Path) -> None:
 
 def test_knob_that_is_not_honoured_is_told_once(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, started=time.monotonic())
-    made._facts = {}
     active = {"device": "cpu", "batch_size": 8, "micro_batch_size": 8, "weight_decays": [0.5]}
     for number, asked in enumerate((0.1, 0.2, 0.3)):
         made._told(journal.append(TrialRecord, trial=f"t{number}", config={"weight_decay": asked}, active=active))
