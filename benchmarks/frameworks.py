@@ -35,6 +35,7 @@ from tuning.config import best_file
 from tuning.config.best_file import Best
 from tuning.config.environment import ON_A_CPU
 from tuning.journal.records import read
+from tuning.journal.run import History
 from tuning.journal.runs import JOURNAL, known_runs
 from tuning.report import summary
 from tuning.report.frameworks import exported
@@ -101,7 +102,7 @@ def trained(arguments: Sequence[str]) -> dict[str, Any]:
 
 def found_in(folder: Path) -> Found:
     """Returns what a finished run has found."""
-    return Found(best_file.read(folder / "best.yaml"), summary.from_records(read(folder / JOURNAL)[0]).place)
+    return Found(best_file.read(folder / "best.yaml"), summary.of_run(History(read(folder / JOURNAL)[0])).place)
 
 
 def in_trainer(script: Any, found: Found, passes: int, clock: Clock) -> None:

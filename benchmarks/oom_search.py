@@ -35,6 +35,8 @@ from trainables.our_knobs import ROWS
 from trainables.plan import Plan
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
+from tuning.journal.events import MeasuredRecord, StudyRecord
+from tuning.journal.format import Record
 from tuning.journal.records import Journal
 from tuning.memory.groups import guard, key_of, learn, micro_batch_of
 from tuning.memory.guard import MOST_P_OOM, MemoryGuard
@@ -89,7 +91,7 @@ class Watcher:
         begun = time.perf_counter()
         MemoryStage(machine.session, SPACE, self.journal, CAP_BYTES).run()
         self.estimate_s = time.perf_counter() - begun
-        self.guard: MemoryGuard = guard(self.journal.records, CAP_BYTES)
+        self.guard: MemoryGuard = guard(self.journal.run, CAP_BYTES)
 
     def p_oom(self, knobs: Knobs) -> float | None:
         """Returns P(OOM) as known so far."""
@@ -97,14 +99,14 @@ class Watcher:
 
     def hear(self, knobs: Knobs, found: Mapping[str, Any]) -> None:
         """Learns what came of it."""
-        learn(self.guard, knobs, found, whole=True)
+        learn(self.guard, MeasuredRecord.read(Record(0, "", "", {**found, "config": knobs})), whole=True)
 
 
 def journal(machine: Machine, folder: Path) -> Journal:
     """Returns a new journal that says which card and device it is of."""
     opened = Journal.open(folder / "trials.jsonl", create=True)
     device = {"type": machine.session.setting.device}
-    opened.append("study", card={"name": "virtual", "cap_bytes": CAP_BYTES}, device=device)
+    opened.append(StudyRecord, card={"name": "virtual", "cap_bytes": CAP_BYTES}, device=device)
     return opened
 
 
@@ -120,12 +122,12 @@ def by_desk(machine: Machine, folder: Path, strategy: Any) -> tuple[list[Launche
     scheduler = TrialScheduler(watcher.journal, SPACE, learned, terms, orders, lambda r: None)
     launched: list[Launched] = []
     while len(launched) < TRIALS and (request := scheduler.next_trial()) is not None:
-        begun = next(r for r in reversed(watcher.journal.records) if r.event == "trial_start")
+        begun = watcher.journal.run.trials[request.trial].starts[-1]
         found = machine.train(request.knobs)
-        launched.append((dict(request.knobs), found, begun["p_oom"]))
+        launched.append((dict(request.knobs), found, begun.p_oom))
         scheduler.ended(request.trial, found)
-    own = [r for r in watcher.journal.records if r.event == "refused" and r["stage"] == "search"]
-    refused = [{"knobs": dict(r["config"]), "p_oom": r["p_oom"]} for r in own]
+    own = [refusal for refusal in watcher.journal.run.refused if refusal.stage == "search"]
+    refused = [{"knobs": dict(refusal.config), "p_oom": refusal.p_oom} for refusal in own]
     return launched, refused, watcher.journal
 
 
@@ -187,7 +189,7 @@ def one_way(seed: int, way: str) -> dict[str, Any]:
             watcher = Watcher(machine, Path(folder))
             held = watcher.journal
             launched = (by_tune if way == "tune" else by_tpe)(machine, watcher)
-        probes = [r["outcome"] for r in held.records if r.event == "probe"]
+        probes = [probe.outcome for probe in held.run.probes]
         held.close()
     spent_s = time.perf_counter() - begun
     for one in refused:

@@ -27,7 +27,8 @@ from trainables.plan import Plan
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Space
-from tuning.journal.records import Trial
+from tuning.journal.events import TrialRecord
+from tuning.journal.format import Record
 from tuning.search.pruner import milestones
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.selection import pick
@@ -141,6 +142,12 @@ def searched(config: StudyConfig, objective: str, mode: str, seconds: float) -> 
     return [m for m in metrics if m.get("percent", 0.0) >= 100.0]
 
 
+def _ended(name: str, measured: Mapping[str, Any], objective: str) -> TrialRecord:
+    """Returns a training as our own search would have it on record."""
+    fields = {"trial": name, "config": measured["knobs"], "outcome": "ok", "samples_per_s": measured["samples_per_s"]}
+    return TrialRecord.read(Record(0, "", "trial", {**fields, "values": {objective: measured[objective]}}))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Searches, prints the pick; returns 1 where no trial came to its end."""
     began = time.monotonic()
@@ -154,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     least = absolute(config.pick.tolerance, max((abs(m[objective]) for m in ended), default=None))
     rule = Rule(objective, mode, least, best_baseline(ended[0]["baselines"], objective, mode))
     own = {str(n): m for n, m in enumerate(ended)}
-    ok = [Trial(n, m["knobs"], "ok", {objective: m[objective]}, m["samples_per_s"]) for n, m in own.items()]
+    ok = [_ended(name, measured, objective) for name, measured in own.items()]
     if (found := pick(ok, rule, None)) is None:
         return 1
     answer = {

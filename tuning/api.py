@@ -28,6 +28,7 @@ from tuning.config import best_file, yaml_files
 from tuning.config.errors import ConfigError, require_platform
 from tuning.config.load import load
 from tuning.config.resolve import flat
+from tuning.journal.events import Config
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
 from tuning.report.answers import AnswerView
@@ -143,7 +144,7 @@ class Result:
     def _answer(self, name: str) -> Configuration | None:
         return self._named(self.summary.named[name]) if name in self.summary.answers else None
 
-    def _knobs(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _knobs(self, config: Config) -> dict[str, Any]:
         with using(self.summary.table):
             return {name: value for name, value in complete(config).items() if self.summary.asks_for(name)}
 
@@ -233,7 +234,7 @@ def read_run(run: str | Path, runs_dir: str | Path = "runs") -> Result:
     """
     place = _place("run", run, "an id, 'last', or a run's folder")
     folder = Path(place) if Path(place, JOURNAL).is_file() else find_run(str(runs_dir), place)
-    return Result(folder, summary.from_records(runs.records_of(folder)))
+    return Result(folder, summary.of_run(*runs.runs_of(folder)))
 
 
 def load_best(path: str | Path) -> LoadedBest:

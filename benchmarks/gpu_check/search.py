@@ -17,7 +17,9 @@ from typing import Any
 
 from benchmarks.gpu_check.cards import caps, free_bytes
 from benchmarks.gpu_check.place import ROOT, Kept, OutOfTime, Place
-from tuning.journal.records import Record, read, trials
+from tuning.journal.events import OomRecord
+from tuning.journal.records import read
+from tuning.journal.run import History
 from tuning.journal.runs import JOURNAL
 
 STUDIES = {"cuda": {"nli": "rtx3090", "signals": "rtx4060"}, "cpu": {"signals": "rtx4060"}}
@@ -65,11 +67,11 @@ def measured(place: Place, workload: str, card: str) -> dict[str, Any]:
     folder = runs / workload / name
     if code != 0 or not (folder / "best.yaml").exists():
         return {**row, "why": said, "wall_s": round(time.monotonic() - began, 1)}
-    records, _ = read(folder / JOURNAL)
-    row |= {"wall_s": round(time.monotonic() - began, 1), **counted(records)}
+    run = History(read(folder / JOURNAL)[0])
+    row |= {"wall_s": round(time.monotonic() - began, 1), **counted(run)}
     from tuning.report import summary  # needs pydantic, without which the other parts run
 
-    found = summary.from_records(records)
+    found = summary.of_run(run)
     gain = found.gain("best", "before")
     row["gain"] = gain.ratio if gain else None
     row["claimed_factor"] = CLAIMED.get(workload)
@@ -83,23 +85,19 @@ def measured(place: Place, workload: str, card: str) -> dict[str, Any]:
     return {**row, "trains": code == 0, "train_said": said}
 
 
-def counted(records: list[Record]) -> dict[str, Any]:
+def counted(run: History) -> dict[str, Any]:
     """Returns how many trials were launched, by outcome, and how many of the launches ran out of memory.
 
     A trial that ran out of memory and began again, with half the micro-batch or out of its slot, is one that did.
     """
-    began = [r for r in records if r.event == "trial_start"]
-    halved = [r for r in records if r.event == "oom"]
-    outcomes = Counter(t.outcome for t in trials(records))
-    refused = [r for r in records if r.event == "refused"]
-    ooms = {str(r.get("trial")) for r in halved if r.get("stage", "search") == "search"}
-    ooms |= {t.id for t in trials(records) if t.outcome == "oom"}
+    ooms = {event.trial for event in run.events if isinstance(event, OomRecord)}
+    ooms |= {end.trial for end in run.ended if end.outcome == "oom"}
     return {
-        "launched": len(began),
-        "outcomes": dict(outcomes),
+        "launched": sum(len(trial.starts) for trial in run.begun),
+        "outcomes": dict(Counter(end.outcome for end in run.ended)),
         "launched_ooms": len(ooms),
-        "refused": len(refused),
-        "probes": Counter(str(r.get("outcome")) for r in records if r.event == "probe"),
+        "refused": len(run.refused),
+        "probes": Counter(probe.outcome for probe in run.probes),
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.tuning import answered
 from tuning.journal.records import Record, read
+from tuning.journal.run import History
 from tuning.report import summary
 from tuning.report.summary import Summary
 
@@ -23,10 +24,10 @@ def records() -> list[Record]:
 @pytest.fixture(scope="session")
 def found(records: list[Record]) -> Summary:
     """Its summary."""
-    return summary.from_records(records)
+    return summary.of_run(History(records))
 
 
 @pytest.fixture(scope="session")
 def answers(records: list[Record]) -> Summary:
     """The summary of the run as today's version writes it, with three answers."""
-    return summary.from_records(answered.run(records))
+    return summary.of_run(History(answered.run(records)))

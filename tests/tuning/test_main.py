@@ -18,7 +18,9 @@ from trainables import Knob
 from trainables.knobs import KnobTable, Scalar
 from tuning import __main__
 from tuning.cli import stop
+from tuning.journal.events import EVENTS
 from tuning.journal.records import IN_ANOTHER_CONTAINER, Journal, Record
+from tuning.journal.run import History
 from tuning.report import summary, tables
 from tuning.report.summary import Summary
 
@@ -30,7 +32,7 @@ def written(folder: Path, records: Sequence[Record]) -> Path:
     folder.mkdir(parents=True)
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         for record in records:
-            journal.append(record.event, **record.fields)
+            journal.append(EVENTS[record.event], **record.fields)
     return folder
 
 
@@ -177,9 +179,9 @@ def test_ablate_says_that_a_secret_was_not_written_down(
 def test_ablate_says_that_nothing_differs(
     runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    best = summary.from_records(records).best
+    best = summary.of_run(History(records)).best
     assert best is not None
-    given = {name for name in summary.from_records(records).named if name not in ("best", "most_accurate")}
+    given = {name for name in summary.of_run(History(records)).named if name not in ("best", "most_accurate")}
     alike = [
         dataclasses.replace(r, fields={**r.fields, "config": best.config}) if r.get("name") in given else r
         for r in records
@@ -238,7 +240,7 @@ def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(
 def test_each_best_is_compared_by_the_knobs_of_its_own_run_and_by_their_values(found: Summary) -> None:
     def of(own: dict[str, Knob], **config: Scalar) -> Summary:
         best = dataclasses.replace(found.named["best"], config={**config, "amp_dtype": "bf16"})
-        study = {**found.study, "asked": ["learning_rate", "amp_dtype", *own]}
+        study = dataclasses.replace(found.study, asked=("learning_rate", "amp_dtype", *own))
         return dataclasses.replace(found, table=KnobTable(own), study=study, named={"best": best})
 
     channels, depth = Knob(16, "both", values=(16, 32)), Knob(2, "both", values=(2, 4))

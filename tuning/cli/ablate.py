@@ -20,7 +20,9 @@ from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.schema import PLAIN, ConfirmSection
 from tuning.config.shareable import MASK, is_secret
-from tuning.journal.records import Journal, Record, last, last_fields, read, trials, writer_of
+from tuning.journal.events import AblationRecord, Event
+from tuning.journal.records import Journal, read, writer_of
+from tuning.journal.run import History
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, require_known
 from tuning.report import export, report, summary, text
 from tuning.search import ablation
@@ -53,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
     folder = find_run(asked.runs_dir, asked.id)
     if any(writer_of(folder / name) is not None for name in (JOURNAL, ABLATION)):
         raise ConfigError(f"run {folder.name} goes on: both would be measured beside each other", remedy="wait for it")
-    records, _ = read(folder / JOURNAL)
-    require_known(last(records, "study"), folder)
-    found = summary.from_records(records)
+    run = History(read(folder / JOURNAL)[0])
+    require_known(run.study, folder)
+    found = summary.of_run(run)
     use(found.table)
     if found.best is None:
         raise NoUsableTrial(f"run {asked.id} has no best configuration yet", remedy=f"python -m tuning show {asked.id}")
@@ -69,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         if asked.json:
             print(json.dumps({"device": None, "ablation": [], "idle": idle}))
         return 0
-    changes, setting = _only(changes, asked.only), _setting(folder, records)
+    changes, setting = _only(changes, asked.only), _setting(folder, run)
     turns = ablation.turns({"best": best, name: today}, changes)
     budget = ConfirmSection.model_construct(windows=asked.rounds, window_s=asked.window, seeds=1, top=1)
     minutes = math.ceil(windows_s(budget, len(turns)) / 60)
@@ -78,16 +80,17 @@ def main(argv: Sequence[str]) -> int:
         facts = profiler.describe(best)["device"]
         of = {"turns": turns, "device": facts, "window_s": asked.window}
         path = folder / ABLATION
-        if path.is_file() and last_fields(read(path)[0], "ablation").get("of") != of:
+        earlier = History(read(path)[0]).ablation if path.is_file() else None
+        if path.is_file() and (earlier is None or earlier.of != of):
             path.unlink()  # what was measured otherwise is no part of the same turns
         with Journal.open(path, create=True) as journal:
-            journal.append("ablation", best=dict(best), of=of, changes=ablation.raw(changes))
+            journal.append(AblationRecord, best=dict(best), of=of, changes=ablation.raw(changes))
 
-            def told(record: Record) -> None:
-                line(messages, text.ablation_window(record))
+            def told(made: Event) -> None:
+                line(messages, text.ablation_window(made))
 
             measure_windows(profiler, journal, turns, budget, told, lambda: math.inf)
-            whole = summary.from_records([*records, *journal.records])
+            whole = summary.of_run(run, journal.run)
     export.write_all(whole, folder)
     report.write_report(whole, folder / "report.html")
     if asked.json:
@@ -101,27 +104,27 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
-    study = last(records, "study")
+def _setting(folder: Path, run: History) -> WorkerConfig:
+    study = run.study
     if study is None:
         raise NoUsableTrial(f"{folder / JOURNAL} has no study record", remedy="start a new run")
-    own: Mapping[str, Scalar] = study["config"]["workload"]["options"]
+    own: Mapping[str, Scalar] = study.setting("workload", "options")
     if lost := next((name for name, value in own.items() if value == MASK and is_secret(name)), ""):
         what = f"run {folder.name}: workload.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy="a run without it, with the data or model in a local folder")
-    device = "cuda" if study["device"]["type"] == "cuda" else "cpu"
+    device = "cuda" if study.device["type"] == "cuda" else "cpu"
     if device == "cuda":
-        nvml.choose(study["config"].get("devices") or "all")
+        nvml.choose(study.setting("devices") or "all")
     if device == "cuda" and not nvml.gpus():
         raise ConfigError(
             f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
         )
-    cap_bytes = study["card"].get("cap_bytes") if study["card"].get("virtual") else None
-    ref, ranks = study["config"]["workload"]["ref"], int(study["config"].get("devices_per_trial", 1))
+    cap_bytes = study.cap_bytes if study.card.get("virtual") else None
+    ref, ranks = study.setting("workload", "ref"), int(study.setting("devices_per_trial") or 1)
     threads = max(1, machine.threads() // ranks)
-    start = next((trial.config for trial in trials(records)), {})
-    hang_s = float(study["config"]["search"].get("hang_time") or WorkerConfig.hang_s)
-    return WorkerConfig(ref, own, device, threads, cap_bytes, study["seed"], hang_s, ranks=ranks, start=start)
+    start = next((end.config for end in run.ended), {})
+    hang_s = float(study.setting("search", "hang_time") or WorkerConfig.hang_s)
+    return WorkerConfig(ref, own, device, threads, cap_bytes, study.seed, hang_s, ranks=ranks, start=start)
 
 
 def _only(changes: list[Change], names: str) -> list[Change]:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tuning.cli.runs import ID_HELP, parser, records_of
+from tuning.cli.runs import ID_HELP, parser, runs_of
 from tuning.cli.terminal import console, line, show
 from tuning.journal.runs import find_run
 from tuning.report import summary, tables
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     made = parser("compare", "Shows the best of two runs side by side.")
     made.add_argument("ids", nargs=2, metavar="ID", help=ID_HELP)
     asked = made.parse_args(arguments)
-    first, second = (summary.from_records(records_of(find_run(asked.runs_dir, run_id))) for run_id in asked.ids)
+    first, second = (summary.of_run(*runs_of(find_run(asked.runs_dir, run_id))) for run_id in asked.ids)
     found = tables.compared(first, second)
     if asked.json:
         print(json.dumps({row[0]: list(row[1:]) for row in found.rows}))

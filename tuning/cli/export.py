@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tuning.cli.runs import records_of, with_id
+from tuning.cli.runs import runs_of, with_id
 from tuning.cli.terminal import console, line
 from tuning.config import best_file
 from tuning.config.errors import ConfigError
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         remedy = f"python -m tuning report {folder.name}, once something was measured"
         raise ConfigError(f"run {folder.name} has no best.yaml", remedy=remedy)
     best = best_file.read(path)
-    run = summary.from_records(records_of(folder))
+    run = summary.of_run(*runs_of(folder))
     found = exported(best, asked.to, run.place, run.table)
     print(found.to_python(f"the best configuration of run {folder.name}") if asked.python else found.to_json())
     messages = console(sys.stderr, os.environ)

@@ -13,7 +13,8 @@ from typing import Any
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.journal.records import Record, is_finished, last, read, trials
+from tuning.journal.records import read
+from tuning.journal.run import History
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, known_runs, other_version, require_known
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
@@ -46,38 +47,38 @@ def _row(folder: Path) -> dict[str, Any] | None:
     """Returns a run's line of the list; None without a study record."""
     row = {"id": folder.name, "workload": folder.parent.name, "state": "unreadable", "trials": 0, "began": ""}
     try:
-        records, _ = read(folder / JOURNAL)
+        run = History(read(folder / JOURNAL)[0])
     except ConfigError:
         return row
-    study = last(records, "study")
-    if study is None:
+    if run.study is None:
         return None
-    state = "other version" if other_version(study) else "finished" if is_finished(records) else "unfinished"
-    return {**row, "state": state, "trials": len(trials(records)), "began": study.t}
+    state = "other version" if other_version(run.study) else "finished" if run.is_finished else "unfinished"
+    return {**row, "state": state, "trials": len(run.ended), "began": run.study.t}
 
 
-def records_of(folder: Path) -> list[Record]:
-    """Returns the records of a run, those of its ablation too; raises ConfigError for another version's."""
+def runs_of(folder: Path) -> tuple[History, History]:
+    """Returns what was run in a folder, and its ablation; raises ConfigError for another version's."""
     records, warnings = read(folder / JOURNAL)
-    require_known(last(records, "study"), folder)
+    run = History(records)
+    require_known(run.study, folder)
     for said in warnings:
         Terminal().warning(said)
-    return records + (read(folder / ABLATION)[0] if (folder / ABLATION).is_file() else [])
+    return run, History(read(folder / ABLATION)[0] if (folder / ABLATION).is_file() else [])
 
 
 def show_run(arguments: Sequence[str]) -> int:
     """Prints the summary of a run and its trials, and returns the exit code."""
     asked = with_id("show", "Prints the summary of a run and its trials.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
-    records = records_of(folder)
-    found = summary.from_records(records)
+    run, ablated = runs_of(folder)
+    found = summary.of_run(run, ablated)
     if asked.json:
-        print(json.dumps(_as_json(found, folder, is_finished(records))))
+        print(json.dumps(_as_json(found, folder, run.is_finished)))
         return 0
     terminal = Terminal()
     terminal.summary(found, folder)
     terminal.trials(found)
-    if found.best is not None and not found.provisional and not is_finished(records):  # else the summary says it
+    if found.best is not None and not found.provisional and not run.is_finished:  # else the summary says it
         terminal.resume_hint(sentences.resume_command(folder))
     return 0
 
@@ -107,7 +108,7 @@ def write_again(arguments: Sequence[str]) -> int:
     """Writes what a run exports once more and returns the exit code."""
     asked = with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
-    found = summary.from_records(records_of(folder))
+    found = summary.of_run(*runs_of(folder))
     paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
     print(json.dumps([str(path) for path in paths]) if asked.json else "\n".join(map(str, paths)))
     return 0

@@ -16,6 +16,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -29,11 +30,11 @@ from tuning.cli.progress import STARTING, Progress, Standing, progress, standing
 from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
-from tuning.journal.records import Record
+from tuning.journal import events
+from tuning.journal.run import History
 from tuning.report import sentences, tables, text
 from tuning.report.format import LABEL_WIDTH, labelled, plain
 from tuning.report.summary import Summary
-from tuning.report.trial_views import with_values
 from tuning.workers.doctor import Check
 from tuning.workers.worker import Asked
 
@@ -60,7 +61,7 @@ class Terminal:
         self._warned: set[str] = set()
         self._config: StudyConfig | None = None
         self._standing = Standing()
-        self._records: Callable[[], Sequence[Record]] = list
+        self._run = History()
         self._asked: Callable[[], Asked] = Asked
         self._began, self._doing, self._resume = clock(), "", ""
 
@@ -111,16 +112,14 @@ class Terminal:
         """Has it shown what the measuring process is at."""
         self._asked = asked
 
-    def opened(
-        self, facts: Record | Mapping[str, Any], folder: Path, began: float, records: Callable[[], Sequence[Record]]
-    ) -> None:
-        """Says where the run stands, what it trains on, and how to go on with it; from here on its records are shown.
+    def opened(self, study: events.StudyRecord, folder: Path, began: float, run: History) -> None:
+        """Says where the run stands, what it trains on, and how to go on with it; from here on it is shown.
 
         `began` is when it would have begun in one go, by the clock.
         """
         self._resume, self._doing = sentences.resume_command(folder), ""
-        self._began, self._records = began, records
-        self._say(labelled([*text.trained_on(facts, folder), ("resume", self._resume)]))
+        self._began, self._run = began, run
+        self._say(labelled([*text.trained_on(study, folder), ("resume", self._resume)]))
 
     def dashboard(self, url: str, token_path: Path) -> None:
         """Says where Ray's dashboard is and how to log in; it answers 401 without the token."""
@@ -130,28 +129,29 @@ class Terminal:
         """Says that a stage begins; on a terminal, what the last one found stays above it."""
         self._doing = ""
         if not self._drawn:
-            found = self._progress(self._records())
+            found = self._progress(self._run)
             said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
             what = "   each with what differs from the best so far" * (name in ("probe", "search"))
             self._say(Text(f"{said}{what}"))
             return
-        records = self._records()
-        ended = max((n for n, r in enumerate(records) if (r.event, r.get("state")) == ("stage", "start")), default=0)
-        found = self._progress(records[:ended])
+        begun = max((one.seq for one in self._run.stages if one.state == "start"), default=0)
+        found = self._progress(self._run.before(begun))
         if found is not None and found.rows and found.stage in ("probe", "search"):
             self._say(live.ended(found, self._err.width))
         self._start_live()
 
-    def record(self, record: Record) -> None:
+    def record(self, made: events.Event) -> None:
         """Takes a probe, trial, refusal, rung, window, confirmation or note as it is written."""
-        if record.event == "note":
-            self.note(record["text"])
-        elif self._verbosity > 0 or (record.event not in ("rung", "window") and not self._drawn):
-            records, earlier = self._records(), self._standing
-            self._standing = found = self._stands(records)
+        if isinstance(made, events.NoteRecord):
+            self.note(made.text)
+        elif self._verbosity > 0 or not (isinstance(made, events.RungRecord | events.WindowRecord) or self._drawn):
+            earlier = self._standing
+            self._standing = found = self._stands(self._run)
             if earlier.stage != found.stage:
-                earlier = self._stands([r for r in records if r.seq < record.seq])
-            said = text.event(with_values(record, records), earlier.best, found.objective, _count(found))
+                earlier = self._stands(self._run.before(made.seq))
+            if isinstance(made, events.TrialRecord):
+                made = replace(made, values=self._run.trials[made.trial].values)
+            said = text.event(made, earlier.best, found.objective, _count(found))
             self._say(labelled([said])) if said else None
 
     def space(self, config: StudyConfig) -> None:
@@ -237,23 +237,23 @@ class Terminal:
         if self._verbosity >= 0:
             line(self._err, said) if isinstance(said, str) else show(self._err, said)
 
-    def _progress(self, records: Sequence[Record]) -> Progress | None:
+    def _progress(self, run: History) -> Progress | None:
         """Returns how far the study is, None before its plan is known."""
         if self._config is None:
             return None
         try:
-            return progress(records, self._config, self._clock() - self._began, self._asked(), self._doing)
+            return progress(run, self._config, self._clock() - self._began, self._asked(), self._doing)
         except Exception:  # what is shown of a study must never end it
             return None
 
-    def _stands(self, records: Sequence[Record]) -> Standing:
+    def _stands(self, run: History) -> Standing:
         try:
-            return Standing() if self._config is None else standing(records, self._config)
+            return Standing() if self._config is None else standing(run, self._config)
         except Exception:  # likewise
             return Standing()
 
     def _view(self) -> RenderableType:
-        found = self._progress(self._records()) or Progress(
+        found = self._progress(self._run.before()) or Progress(
             STARTING, 0, 0, self._clock() - self._began, doing=self._doing
         )
         return live.study(found, self._err.width, self._err.height)

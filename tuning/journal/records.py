@@ -12,21 +12,19 @@ import fcntl
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import psutil
 
 from trainables.files import sync_folder, write_whole
-from trainables.knob_columns import Kind, Knob
-from trainables.knobs import KnobTable
-from trainables.our_knobs import EVERY, OURS
 from tuning.config.errors import ConfigError, StoppedEarly
-from tuning.journal.format import OWN_KEYS, Scan, line_of, plain
+from tuning.journal.events import Event, EventT
+from tuning.journal.format import OWN_KEYS, Scan, latest, line_of, plain
 from tuning.journal.format import Record as Record
+from tuning.journal.run import History
 
 IN_ANOTHER_CONTAINER = 0
 """Where the pid of a writer stands: it is a process of another container."""
@@ -38,13 +36,13 @@ class Journal:
 
     def __init__(self, path: Path, lock: int, records: list[Record], warnings: list[str]) -> None:
         self.path, self.warnings, self._lock = path, warnings, lock
-        self._records = records
+        self._records, self.run = records, History(records)
         self._next = max((r.seq for r in records), default=-1) + 1
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._end = os.fstat(self._file).st_size
         self._opened = time.monotonic()
-        self.heard: Callable[[Record], None] = lambda record: None
-        """Hears of each record that is on disk."""
+        self.heard: Callable[[Event], None] = lambda event: None
+        """Hears of each event that is on disk."""
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Journal:
@@ -85,13 +83,14 @@ class Journal:
         """What the journal holds, in the order of the lines."""
         return list(self._records)
 
-    def append(self, event: str, /, **fields: Any) -> Record:
-        """Returns the record once it is on disk (write, fsync).
+    def append(self, kind: type[EventT], /, **fields: Any) -> EventT:
+        """Returns the event once its record is on disk (write, fsync), and `run` has it.
 
-        NaN and infinities become null, tuples lists, so that a record is what a reader of the file will see. Raises
-        StoppedEarly where the file cannot be written, which then ends with the record before, and where it was deleted
-        or moved.
+        Fields that the event has no name for are written, too. NaN and infinities become null, tuples lists, so that an
+        event is what a reader of the file will see. Raises StoppedEarly if the file cannot be written, which then ends
+        with the record before, and if it was deleted or moved.
         """
+        event = kind.event
         taken = [key for key in fields if key in OWN_KEYS]
         if taken:
             raise ValueError(f"{event}: a field cannot be called {taken[0]}; the journal writes {', '.join(OWN_KEYS)}")
@@ -104,9 +103,14 @@ class Journal:
             raise StoppedEarly(what, remedy=back)
         self._write(line_of(record))
         self._records.append(record)
+        made = cast(EventT, self.run.add(record))
         self._next += 1
-        self.heard(record)
-        return record
+        self.heard(made)
+        return made
+
+    def rewrite(self, kind: type[EventT], /, **changed: Any) -> EventT:
+        """Returns the latest event of a kind once it is on disk again with some fields changed."""
+        return self.append(kind, **{**latest(self._records, kind.event).fields, **changed})
 
     def close(self) -> None:
         """Gives file and lock back; closing twice is no error."""
@@ -231,134 +235,3 @@ def _unwritable(path: Path, error: OSError) -> StoppedEarly:
         f"{path} cannot be written: {error.strerror or error}; what it holds is safe",
         remedy=f"let {path.parent} be written again" if error.errno in _DENIED else room,
     )
-
-
-# -- views: functions of a sequence of records -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Trial:
-    """How a trial ended. `outcome` is one of `memory.oom.Outcome`; `values` has None for what was not finite.
-
-    `samples_per_s` is the throughput it was judged by.
-    """
-
-    id: str
-    config: Mapping[str, Any]
-    outcome: str
-    values: Mapping[str, float | None] = field(default_factory=dict)
-    samples_per_s: float | None = None
-    message: str = ""
-
-    @classmethod
-    def of(cls, record: Record) -> Trial:
-        """Returns the trial of a `trial` record; what the record lacks, or has as null, keeps its default."""
-        return cls(id=record["trial"], **{n: v for n in _OF_TRIAL if (v := record.fields.get(n)) is not None})
-
-
-_OF_TRIAL = tuple(f.name for f in fields(Trial) if f.name != "id")
-
-
-def last(records: Sequence[Record], event: str) -> Record | None:
-    """Returns the latest record of an event, or None."""
-    return next((r for r in reversed(records) if r.event == event), None)
-
-
-def table_of(records: Sequence[Record]) -> KnobTable:
-    """Returns the knobs of the study that wrote the records, with its workload's own and the kinds it measured.
-
-    Without a study, all of ours.
-    """
-    study = last(records, "study")
-    try:
-        raw = study["knobs"] if study is not None else {}
-        ours = OURS.get(str(study["workload"])) if study is not None else EVERY
-        own = ours.own if ours is not None else {name: Knob.of_raw(row) for name, row in raw.items()}
-        measured = last(records, "kinds")
-        kinds: dict[str, Kind] = {} if measured is None else dict.fromkeys(measured["changed"], "both")
-        hooks = ours.hooks if ours is not None else study.get("hooks", []) if study is not None else []
-        return KnobTable(own, kinds, hooks)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return EVERY
-
-
-def trials(records: Sequence[Record]) -> list[Trial]:
-    """Returns each trial that ended, once, with its latest ending, in the order of the first endings.
-
-    One that was rated anew, with the system knobs of one that was faster in turns, has these and that speed.
-    """
-    ended = {r["trial"]: Trial.of(r) for r in records if r.event == "trial"}
-    for trial, record in rated(records).items():
-        ended[trial] = replace(ended[trial], config=record["config"], samples_per_s=record["samples_per_s"])
-    return list(ended.values())
-
-
-def trained_beside(records: Sequence[Record]) -> set[str]:
-    """Returns the trials of configurations that the space lacks: they show a quality, and are not picked."""
-    return {r["trial"] for r in records if r.event == "trial_start" and r.get("beside")}
-
-
-def rated(records: Sequence[Record]) -> dict[str, Record]:
-    """Returns the latest `rated` record of each trial that ended and has one since."""
-    found: dict[str, Record | None] = {}
-    for record in records:
-        if record.event == "trial":
-            found[record["trial"]] = None
-        elif record.event == "rated" and record["trial"] in found:  # the line of its trial may have been damaged
-            found[record["trial"]] = record
-    return {trial: record for trial, record in found.items() if record is not None}
-
-
-def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
-    """Returns id and configuration of each trial that began and has no ending since, in the order they began.
-
-    A trial that was refused when it was to begin again has ended too; one that the time cut, or kept from beginning
-    again, has not, once the study was given more.
-    """
-    begun: dict[str, dict[str, Any]] = {}
-    since = next((record.seq for record in reopened(records, "search")), 0)
-    for record in records:
-        if record.event == "trial_start":
-            begun[record["trial"]] = dict(record["config"])
-        elif record.event in ("trial", "refused"):
-            is_cut = record.get("outcome") == "cut" or record.get("stopped_at") == 0
-            if not is_cut or record.seq >= since:
-                begun.pop(record.get("trial", ""), None)
-    return list(begun.items())
-
-
-def reopened(records: Sequence[Record], *by: str) -> Sequence[Record]:
-    """Returns the records since the study was last given more to do, else all.
-
-    By "search", more trials or more time; by "pick", another tolerance; where nothing is said by either.
-    """
-    resumed = (n for n in reversed(range(len(records))) if records[n].event == "resume")
-    return records[next((n for n in resumed if any(records[n].get(one) for one in by or ("search", "pick"))), 0) :]
-
-
-def last_fields(records: Sequence[Record], event: str) -> Mapping[str, Any]:
-    """Returns the fields of the latest record of an event, none where there is none."""
-    found = last(records, event)
-    return {} if found is None else found.fields
-
-
-def windows(records: Sequence[Record]) -> list[Record]:
-    """Returns the windows that were taken in turns: of the last session that took any, as each counts its rounds anew.
-
-    A session begins where the study is given more to do.
-    """
-    end = next((n + 1 for n in reversed(range(len(records))) if records[n].event == "window"), 0)
-    return [r for r in reopened(records[:end]) if r.event == "window"]
-
-
-def stage_done(records: Sequence[Record], stage: str) -> bool:
-    """Returns whether the stage has ended; from the search on since the study was last given more to do."""
-    by = ("search",) if stage == "search" else ()
-    since = records if stage in ("estimate", "probe") else reopened(records, *by)
-    return any(r.event == "stage" and r["stage"] == stage and r["state"] == "end" for r in since)
-
-
-def is_finished(records: Sequence[Record]) -> bool:
-    """Returns whether the study came to its end: it says so, or its last stage has ended."""
-    stop = last(reopened(records), "stop")
-    return stage_done(records, "export") or (stop is not None and not stop["resumable"])

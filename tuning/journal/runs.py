@@ -13,7 +13,7 @@ from typing import Any
 
 from tuning import __version__
 from tuning.config.errors import ConfigError
-from tuning.journal.format import Record
+from tuning.journal.events import StudyRecord
 
 JOURNAL, ABLATION = "trials.jsonl", "ablation.jsonl"
 LAST = "last"
@@ -57,20 +57,20 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
     )
 
 
-def other_version(study: Record) -> str:
+def other_version(study: StudyRecord) -> str:
     """Returns "a later" or "an earlier" for the version that wrote this `study` record, "" where it is this one."""
-    schema = study.get("schema", JOURNAL_SCHEMA)
+    schema = JOURNAL_SCHEMA if study.schema is None else study.schema
     return "" if schema == JOURNAL_SCHEMA else "a later" if schema > JOURNAL_SCHEMA else "an earlier"
 
 
-def require_known(study: Record | None, folder: Path) -> None:
+def require_known(study: StudyRecord | None, folder: Path) -> None:
     """Raises ConfigError where another version wrote the run in `folder`, by its `study` record, if it has one."""
     if study is not None and (when := other_version(study)):
         what = f"run {folder.name} was written by {when} version of cardtune"
         remedy = (
             "pip install --upgrade cardtune" if when == "a later" else "begin another study, or install that version"
         )
-        raise ConfigError(f"{what} (schema {study['schema']})", allowed=f"schema {JOURNAL_SCHEMA}", remedy=remedy)
+        raise ConfigError(f"{what} (schema {study.schema})", allowed=f"schema {JOURNAL_SCHEMA}", remedy=remedy)
 
 
 def versions() -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Where the time of a run went, from its records alone.
+"""Where the time of a run went, from its events alone.
 
 Every moment of the run is given to one activity. Where several overlap, as trials packed on one device do, measured
 work wins over preparation, so the parts add up to the run's time and nothing is counted twice. Moments are seconds of
-the run: time between sessions does not count, and a clock that is set changes nothing (`Record.mono`).
+the run (`journal.run`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
-from tuning.config.lenient import finite
-from tuning.journal.records import Record
+from tuning.journal.events import (
+    ConfirmedRecord,
+    Event,
+    ProbeRecord,
+    ResumeRecord,
+    StageRecord,
+    StartRecord,
+    TrialRecord,
+    WindowRecord,
+)
+from tuning.journal.run import unix_s
 
 Activity = Literal["training", "probing", "confirming", "startup", "waiting"]
 _PRIORITY: tuple[Activity, ...] = ("training", "probing", "confirming", "startup")
@@ -48,23 +56,22 @@ class Times:
     waiting_s: float
 
 
-def intervals(records: Sequence[Record]) -> list[Interval]:
-    """Returns what happened when, in the order of the records; waiting is what is left between them."""
-    placed = moments(records)
-    steps = _steps(placed)
-    first_stage = next((at for record, at in placed if record.event == "stage"), placed[0][1] if placed else 0.0)
-    found = [Interval("startup", 0.0, first_stage)]
-    for number, (record, at) in enumerate(placed):
-        found += _of_record(record, at, steps.get(number))
-    found += _until_first_step(placed, sorted(first_s for first_s, _ in steps.values()))
-    return [i for i in found if i.end_s > i.start_s]
+def intervals(events: Sequence[Event]) -> list[Interval]:
+    """Returns what happened when, in the order of the events; waiting is what is left between them."""
+    steps = _steps(events)
+    first_stage = next((e.at_s for e in events if isinstance(e, StageRecord)), events[0].at_s if events else 0.0)
+    spans = [Interval("startup", 0.0, first_stage)]
+    for event in events:
+        spans += _of_event(event, steps)
+    spans += _until_first_step(events, sorted(first_s for first_s, _ in steps.values()))
+    return [i for i in spans if i.end_s > i.start_s]
 
 
-def times(records: Sequence[Record]) -> Times:
-    """Returns where the time went; all zero without records."""
-    wall_s = max((at for _, at in moments(records)), default=0.0)
-    painted = _paint(intervals(records), wall_s)
-    busy_s, evaluate_frac = painted["training"], _evaluate_frac(records)
+def times(events: Sequence[Event]) -> Times:
+    """Returns where the time went; all zero without events."""
+    wall_s = max((event.at_s for event in events), default=0.0)
+    painted = _paint(intervals(events), wall_s)
+    busy_s, evaluate_frac = painted["training"], _evaluate_frac(events)
     return Times(
         wall_s=wall_s,
         startup_s=painted["startup"],
@@ -76,72 +83,56 @@ def times(records: Sequence[Record]) -> Times:
     )
 
 
-def moments(records: Sequence[Record]) -> list[tuple[Record, float]]:
-    """Returns each record with the moment it was written, in seconds of the run."""
-    found: list[tuple[Record, float]] = []
-    origin = base = end = 0.0
-    before = None
-    for record in records:
-        clock = _unix(record) if record.mono is None else record.mono
-        is_older = before is not None and (record.mono is None) == (before.mono is None)
-        set_back = is_older and record.mono is not None and before is not None and clock < (before.mono or 0.0)
-        if not is_older or set_back or record.event == "resume":  # the line of a `resume` may have been damaged
-            base, origin = end, clock - _number(record, "startup_s")
-        at = base + max(0.0, clock - origin)
-        end, before = max(end, at), record
-        found.append((record, at))
-    return found
-
-
-def _steps(placed: Sequence[tuple[Record, float]]) -> dict[int, tuple[float, float]]:
-    """Returns the first step and the end of the last evaluation of each trial that had any, by its record's place.
+def _steps(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
+    """Returns the first step and the end of the last evaluation of each trial that had any, by its record's number.
 
     A worker stamps them by the clock, which may have been set since, or be another machine's: what cannot be is put
     right by `train_s` and `evaluate_s`, which no clock changes, and by when the trial began and was written.
     """
-    begun: dict[object, float] = {}
-    found: dict[int, tuple[float, float]] = {}
-    for number, (record, at) in enumerate(placed):
-        if record.event == "trial_start":
-            begun[record["trial"]] = at
-        first = _number(record, "first_step_at")
-        if record.event != "trial" or not first:
+    begun: dict[str, float] = {}
+    steps: dict[int, tuple[float, float]] = {}
+    for event in events:
+        if isinstance(event, StartRecord):
+            begun[event.trial] = event.at_s
+        if not isinstance(event, TrialRecord) or not event.first_step_at:
             continue
-        room = max(0.0, at - begun.get(record["trial"], 0.0))
-        worked = _number(record, "train_s") + _number(record, "evaluate_s")
-        span = max(_number(record, "last_step_at") - first, worked)
+        room = max(0.0, event.at_s - begun.get(event.trial, 0.0))
+        worked = event.train_s + event.evaluate_s
+        span = max(event.last_step_at - event.first_step_at, worked)
         span = span if span <= room else min(worked, room)
-        late = _unix(record) - first - span
+        late = unix_s(event.t) - event.first_step_at - span
         late = late if 0 <= late <= room - span + 1e-6 else 0.0
-        found[number] = at - late - span, at - late
-    return found
+        steps[event.seq] = event.at_s - late - span, event.at_s - late
+    return steps
 
 
-def _of_record(record: Record, at: float, steps: tuple[float, float] | None) -> Iterator[Interval]:
-    if record.event == "resume":
-        yield Interval("startup", at - _number(record, "startup_s"), at)
-    elif record.event == "probe":
-        yield Interval("probing", at - _number(record, "wall_s"), at)
-    elif record.event == "window":
-        yield Interval("confirming", at - _number(record, "wall_s"), at)
-    elif record.event == "confirmed":
-        spent = sum(_number(record, key) for key in ("setup_s", "train_s", "evaluate_s"))
-        yield Interval("confirming", at - spent, at)
-    elif record.event == "stage" and (record["stage"], record["state"]) == ("estimate", "end"):
-        yield Interval("startup", at - _number(record, "wall_s"), at)
-    elif record.event == "trial" and steps is not None:
-        first_s, last_s = steps
-        yield Interval("startup", first_s - _number(record, "setup_s"), first_s)
-        yield Interval("training", first_s, last_s)
-    elif record.event == "trial":  # it ended before its first step
-        yield Interval("startup", at - _number(record, "setup_s"), at)
+def _of_event(event: Event, steps: Mapping[int, tuple[float, float]]) -> Iterator[Interval]:
+    at_s = event.at_s
+    match event:
+        case ResumeRecord():
+            yield Interval("startup", at_s - event.startup_s, at_s)
+        case ProbeRecord():
+            yield Interval("probing", at_s - event.wall_s, at_s)
+        case WindowRecord():
+            yield Interval("confirming", at_s - event.wall_s, at_s)
+        case ConfirmedRecord():
+            yield Interval("confirming", at_s - event.setup_s - event.train_s - event.evaluate_s, at_s)
+        case StageRecord(stage="estimate", state="end"):
+            yield Interval("startup", at_s - event.wall_s, at_s)
+        case TrialRecord() if event.seq in steps:
+            first_s, last_s = steps[event.seq]
+            yield Interval("startup", first_s - event.setup_s, first_s)
+            yield Interval("training", first_s, last_s)
+        case TrialRecord():  # it ended before its first step
+            yield Interval("startup", at_s - event.setup_s, at_s)
 
 
-def _until_first_step(placed: Sequence[tuple[Record, float]], first_steps: Sequence[float]) -> Iterator[Interval]:
+def _until_first_step(events: Sequence[Event], first_steps: Sequence[float]) -> Iterator[Interval]:
     """From the start of a search to the first step of its first trial: processes start, data and model are loaded."""
-    for record, at in placed:
-        if record.event == "stage" and (record["stage"], record["state"]) == ("search", "start"):
-            yield Interval("startup", at, next((step for step in first_steps if step > at), at))
+    for event in events:
+        match event:
+            case StageRecord(stage="search", state="start", at_s=at_s):
+                yield Interval("startup", at_s, next((step for step in first_steps if step > at_s), at_s))
 
 
 def _paint(found: Sequence[Interval], end_s: float) -> Mapping[Activity, float]:
@@ -157,16 +148,8 @@ def _paint(found: Sequence[Interval], end_s: float) -> Mapping[Activity, float]:
     return total
 
 
-def _evaluate_frac(records: Sequence[Record]) -> float:
-    trials = [r for r in records if r.event == "trial"]
-    evaluate_s = sum(_number(r, "evaluate_s") for r in trials)
-    busy_s = evaluate_s + sum(_number(r, "train_s") for r in trials)
+def _evaluate_frac(events: Sequence[Event]) -> float:
+    trials = [event for event in events if isinstance(event, TrialRecord)]
+    evaluate_s = sum(trial.evaluate_s for trial in trials)
+    busy_s = evaluate_s + sum(trial.train_s for trial in trials)
     return evaluate_s / busy_s if busy_s else 0.0
-
-
-def _number(record: Record, key: str) -> float:
-    return finite(record.get(key)) or 0.0
-
-
-def _unix(record: Record) -> float:
-    return datetime.fromisoformat(record.t).timestamp()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trainables.knobs import Scalar, is_active, table
 from tuning.config.schema import PLAIN
 from tuning.config.space import Choice, Range, Space
-from tuning.journal.records import Journal, Record, last
+from tuning.journal import events
+from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.memory.guard import GRADIENTS_HELD, FitVerdict, MemoryGroup, MemoryGuard
 from tuning.memory.oom import Outcome
-from tuning.memory.profile import MEASURED, MemoryProfile
+from tuning.memory.profile import MEASURED, MemoryProfile, Point
 
 _NO_ROOM = (Outcome.OOM, Outcome.HOST_OOM, Outcome.KILLED)
 _EDGE_FRAC = 0.1
@@ -117,16 +119,16 @@ def plain_defaults(space: Space) -> dict[str, Scalar]:
     return {**start, "micro_batch_size": min(sizes[-1], _batch(start))} if sizes else start
 
 
-def uncut(space: Space, records: Sequence[Record], learned: MemoryGuard) -> dict[str, Scalar]:
+def uncut(space: Space, run: History, learned: MemoryGuard) -> dict[str, Scalar]:
     """As `plain_defaults`, with the largest micro-batch that was probed, or that fits as far as is known."""
     start = plain_defaults(space)
     if not (sizes := _sizes(space, start)):
         return start
     ends: dict[int, set[str]] = {}
-    for record in records:
-        if record.event == "probe" and record.get("name") in (None, PLAIN):
-            ends.setdefault(micro_batch_of(record["config"]), set()).add(record["outcome"])
-    failed = {size for size, found in ends.items() if found <= set(_NO_ROOM)}
+    for probe in run.probes:
+        if probe.name in ("", PLAIN):
+            ends.setdefault(micro_batch_of(probe.config), set()).add(probe.outcome)
+    failed = {size for size, outcomes in ends.items() if outcomes <= set(_NO_ROOM)}
     whole = _batch(start)  # records have sizes as they ran
     fitting = [s for s in sizes if min(s, whole) not in failed and fits(learned, {**start, "micro_batch_size": s})]
     ran = [s for s in sizes if Outcome.OK in ends.get(min(s, whole), ())]
@@ -160,10 +162,10 @@ def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:
 
 def refused(
     journal: Journal, knobs: Mapping[str, Scalar], verdict: FitVerdict, cap_bytes: int | None, stage: str, **more: Any
-) -> Record:
+) -> events.RefusedRecord:
     """Returns the record that a stage did not launch a configuration, and why, now that it is written."""
     said = {"predicted_bytes": verdict.predicted_bytes, "cap_bytes": cap_bytes, "p_oom": verdict.p_oom}
-    return journal.append("refused", config=dict(knobs), **said, reason=verdict.reason, stage=stage, **more)
+    return journal.append(events.RefusedRecord, config=dict(knobs), **said, reason=verdict.reason, stage=stage, **more)
 
 
 # -- of the records ---------------------------------------------------------------------------------------------------
@@ -174,61 +176,67 @@ def fits(learned: MemoryGuard, knobs: Mapping[str, Scalar]) -> bool:
     return learned.fitting(*need_of(knobs)) == micro_batch_of(knobs)
 
 
-def guard(records: Sequence[Record], cap_bytes: int | None) -> MemoryGuard:
+def guard(run: History, cap_bytes: int | None) -> MemoryGuard:
     """Returns the guard as the records have it: footprints, what fitted, what ran out of memory."""
-    learned = MemoryGuard(cap_bytes, footprints(records))
-    whole = peaks_are_whole(records)
-    for record in records:
-        if record.event == "footprint":
-            if failed := record.get("failed"):
-                learned.observe_oom(key_of(record["coupling"]), int(failed["micro_batch"]), failed["cap_bytes"])
-            _corrected(learned, record.fields)
-        elif record.event in ("oom", "probe", "trial"):
-            learn(learned, record["config"], record.fields, whole=whole and record.event == "trial")
+    learned = MemoryGuard(cap_bytes, footprints(run))
+    whole = peaks_are_whole(run)
+    for event in run.events:
+        match event:
+            case events.FootprintRecord(failed=failed):
+                if failed:
+                    learned.observe_oom(key_of(event.coupling), int(failed["micro_batch"]), failed["cap_bytes"])
+                _corrected(learned, event)
+            case events.OomRecord() | events.ProbeRecord() | events.TrialRecord():
+                learn(learned, event, whole=whole and isinstance(event, events.TrialRecord))
     return learned
 
 
-def learn(learned: MemoryGuard, knobs: Mapping[str, Scalar], found: Mapping[str, Any], *, whole: bool = False) -> None:
-    """Adds how a probe or a trial ended, live or of the records: outcome, peak, and the cap that it ran under.
+def learn(learned: MemoryGuard, ended: events.MeasuredRecord, *, whole: bool = False) -> None:
+    """Adds how a probe or a trial ended: outcome, peak, and the cap that it ran under.
 
     `whole`: the peak of one that came to its end is that of the run from its first step to its last.
     """
-    peak_bytes = int(found.get("peak_allocated_bytes") or 0)
-    if found["outcome"] == "oom":
-        learned.observe_oom(*need_of(knobs), found.get("cap_bytes"))
-    elif found["outcome"] in ("ok", "stopped") and peak_bytes > 0:
-        learned.observe_fit(*need_of(knobs), peak_bytes, whole=whole and found["outcome"] == "ok")
+    if ended.outcome == Outcome.OOM:
+        learned.observe_oom(*need_of(ended.config), ended.cap_bytes)
+    elif ended.outcome in (Outcome.OK, Outcome.STOPPED) and ended.peak_allocated_bytes:
+        is_whole = whole and ended.outcome == Outcome.OK
+        learned.observe_fit(*need_of(ended.config), ended.peak_allocated_bytes, whole=is_whole)
 
 
-def peaks_are_whole(records: Sequence[Record]) -> bool:
+def peaks_are_whole(run: History) -> bool:
     """Returns whether a trial's peak is of all its steps: on CUDA, and under a cap; else of its first step alone."""
-    study = last(records, "study")
-    if study is None:
-        return False
-    return study["card"].get("cap_bytes") is not None or study["device"].get("type") == "cuda"
+    study = run.study
+    return study is not None and (study.cap_bytes is not None or study.device.get("type") == "cuda")
 
 
-def _corrected(learned: MemoryGuard, raw: Mapping[str, Any]) -> None:
+def _corrected(learned: MemoryGuard, footprint: events.FootprintRecord) -> None:
     """Holds what was predicted of a group to what was measured of it."""
-    if raw["source"] == MEASURED:
+    if footprint.source == MEASURED:
         return
-    for name, held in (("measured", True), ("measured_alone", False)):
-        for micro_batch, peak_bytes in raw[name]:
-            key = key_of({**raw["coupling"], GRADIENTS_HELD: held})
-            learned.observe_peak(key, int(micro_batch), int(peak_bytes))
+    for pairs, held in ((footprint.measured, True), (footprint.measured_alone, False)):
+        for micro_batch, peak_bytes in pairs:
+            learned.observe_peak(key_of({**footprint.coupling, GRADIENTS_HELD: held}), micro_batch, peak_bytes)
 
 
-def alone(raw: Mapping[str, Any]) -> MemoryProfile | None:
-    """Returns the footprint of batches of one micro-step, None where nothing is known of them."""
-    return MemoryProfile.of({**raw, "points": raw["points_alone"]}) if raw.get("points_alone") else None
+def profile_of(footprint: events.FootprintRecord) -> MemoryProfile:
+    """Returns the bytes of a group by micro-batch."""
+    return _profile(footprint, footprint.points)
 
 
-def footprints(records: Sequence[Record]) -> dict[MemoryGroup, MemoryProfile]:
+def alone(footprint: events.FootprintRecord) -> MemoryProfile | None:
+    """Returns the footprint of batches of one micro-step, None if nothing is known of them."""
+    return _profile(footprint, footprint.points_alone) if footprint.points_alone else None
+
+
+def _profile(footprint: events.FootprintRecord, points: events.Pairs) -> MemoryProfile:
+    return MemoryProfile(footprint.floor_bytes, tuple(Point(*point) for point in points), footprint.source)
+
+
+def footprints(run: History) -> dict[MemoryGroup, MemoryProfile]:
     """Returns the latest footprint of each group."""
-    raws = [r.fields for r in records if r.event == "footprint"]
-    found = {key_of(raw["coupling"]): MemoryProfile.of(raw) for raw in raws}
-    for raw in raws:
-        own_alone = alone(raw)
+    latest = {key_of(footprint.coupling): profile_of(footprint) for footprint in run.footprints}
+    for footprint in run.footprints:
+        own_alone = alone(footprint)
         if own_alone is not None:
-            found[key_of({**raw["coupling"], GRADIENTS_HELD: False})] = own_alone
-    return found
+            latest[key_of({**footprint.coupling, GRADIENTS_HELD: False})] = own_alone
+    return latest

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 from trainables.knobs import Scalar, table
 from tuning.config.space import Choice, Space
-from tuning.journal.records import Journal, Record
+from tuning.journal.events import FootprintRecord, NoteRecord
+from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.memory.groups import (
     alone,
     defaults,
@@ -20,6 +22,7 @@ from tuning.memory.groups import (
     memory_groups,
     micro_batches,
     peaks_are_whole,
+    profile_of,
 )
 from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
@@ -87,7 +90,7 @@ class MemoryStage:
 
         Where all fits by far the time is `ROOMY_S` at most: what is left over then matters to nobody.
         """
-        known = set(footprints(self._journal.records))
+        known = set(footprints(self._journal.run))
         todo: list[Group] = [c for c in memory_groups(self._space) if key_of(c) not in known]
         todo.sort(key=_lighter)
         if predict is not None and todo:
@@ -102,7 +105,7 @@ class MemoryStage:
             if took and begun > started + (min(limit_s, ROOMY_S) if roomy else limit_s):
                 if not roomy:
                     text = f"measured {number} of {len(todo)} memory groups in {limit_s:g} s; trials tell the rest"
-                    self._journal.append("note", text=text)
+                    self._journal.append(NoteRecord, text=text)
                 return
             self._measure(group, self._first)
             took[number] = self._clock() - begun
@@ -117,7 +120,7 @@ class MemoryStage:
         """Returns whether all that is known fits by far, at the largest micro-batch."""
         if self._cap_bytes is None:
             return True
-        known = footprints(self._journal.records).values()
+        known = footprints(self._journal.run).values()
         return all(p.capacity(self._sizes[-1]) * ROOMY < self._cap_bytes for p in known)
 
     def _by_prediction(self, predicted: Sequence[tuple[Group, Prediction]], limit_s: float) -> list[Group]:
@@ -152,13 +155,13 @@ class MemoryStage:
         """
         if not group.get(CHECKPOINTING) or not isinstance(self._space.parameters.get(CHECKPOINTING), Choice):
             return False
-        if (record := _latest(self._journal.records, {**group, CHECKPOINTING: False})) is None:
+        if (footprint := _latest(self._journal.run, {**group, CHECKPOINTING: False})) is None:
             return False
-        without = MemoryProfile.of(record.fields)
+        without = profile_of(footprint)
         if self._cap_bytes is not None and without.capacity(self._sizes[-1]) * STEEPER > self._cap_bytes:
             return False
         bound = dataclasses.replace(without, source="bound")
-        self._write(group, bound, {"measured": [], "measured_alone": [], "message": ""}, alone(record.fields))
+        self._write(group, bound, {"measured": [], "measured_alone": [], "message": ""}, alone(footprint))
         return True
 
     def _measure(self, group: Group, sizes: Sequence[int]) -> bool:
@@ -166,8 +169,8 @@ class MemoryStage:
         found = self._profiler.footprint(self._knobs(group), sizes)
         if found.get("outcome") in NOTHING:
             return False
-        before = _latest(self._journal.records, group)
-        measured = [*(before["measured"] if before else []), *found["measured"]]
+        before = _latest(self._journal.run, group)
+        measured = [*(before.measured if before else ()), *found["measured"]]
         if not measured:  # not even the smallest fits: its need is at least the cap, which says nothing of less than it
             one = self._profiler.footprint(self._knobs(group), (1,)) if sizes[0] > 1 else found
             if one.get("outcome") in NOTHING:
@@ -175,10 +178,10 @@ class MemoryStage:
             less = one["measured"]
             measured = [*less, (sizes[0] if less else 1, (self._cap_bytes or 0) + 1)]
         pairs = [(int(m), int(b)) for m, b in measured]
-        own = [*(before["measured_alone"] if before else []), *found["measured_alone"]]
+        own = [*(before.measured_alone if before else ()), *found["measured_alone"]]
         bare = [(int(m), int(b)) for m, b in own]
         line = functools.partial(MemoryProfile.from_measured, floor_of(found), spare=CUDA_SPARE if self._cuda else 1.0)
-        more = {"failed": before["failed"]} if before and before.get("failed") else {}
+        more = {"failed": before.failed} if before and before.failed else {}
         if before and len(found["measured"]) < len(sizes):
             more["failed"] = {"micro_batch": sizes[len(found["measured"])], "cap_bytes": self._cap_bytes}
         raw = {**found, "measured": pairs, "measured_alone": bare}
@@ -191,14 +194,14 @@ class MemoryStage:
         The peak is the largest of several lines, so two small sizes can miss the steepest; and of a size close to the
         cap its own peak tells what no line can. Where one ran out of memory it is the next smaller.
         """
-        record = _latest(self._journal.records, group)
-        if record is None or len(record["measured"]) < len(self._first):
+        footprint = _latest(self._journal.run, group)
+        if footprint is None or len(footprint.measured) < len(self._first):
             return None
-        profile = MemoryProfile.of(record.fields)
-        limit = CLOSE if peaks_are_whole(self._journal.records) else 1 / STEEPER
+        profile = profile_of(footprint)
+        limit = CLOSE if peaks_are_whole(self._journal.run) else 1 / STEEPER
         cap_bytes = math.inf if self._cap_bytes is None else self._cap_bytes * limit
-        done = max(m for m, _ in record["measured"])
-        failed = (record.get("failed") or {"micro_batch": math.inf})["micro_batch"]
+        done = max(m for m, _ in footprint.measured)
+        failed = (footprint.failed or {"micro_batch": math.inf})["micro_batch"]
         return max((m for m in self._sizes if done < m < failed and profile.capacity(m) < cap_bytes), default=None)
 
     def _knobs(self, group: Group) -> dict[str, Scalar]:
@@ -212,12 +215,11 @@ class MemoryStage:
         kept = {name: raw[name] for name in ("measured", "measured_alone", "message")}
         if alone is not None:
             kept["points_alone"] = alone.as_raw()["points"]
-        self._journal.append("footprint", coupling=dict(group), **found.as_raw(), **kept, **more)
+        self._journal.append(FootprintRecord, coupling=dict(group), **found.as_raw(), **kept, **more)
 
 
-def _latest(records: Sequence[Record], group: Group) -> Record | None:
-    own = (r for r in reversed(records) if r.event == "footprint" and key_of(r["coupling"]) == key_of(group))
-    return next(own, None)
+def _latest(run: History, group: Group) -> FootprintRecord | None:
+    return next((one for one in reversed(run.footprints) if key_of(one.coupling) == key_of(group)), None)
 
 
 def _lighter(group: Group) -> tuple[float, ...]:

@@ -86,12 +86,6 @@ class MemoryProfile:
 
         return cls(floor_bytes, tuple(point(p) for p in peaks), confidence)
 
-    @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> MemoryProfile:
-        """Returns the profile that `as_raw` wrote."""
-        points = tuple(Point(*(int(v) for v in p)) for p in raw["points"])
-        return cls(int(raw["floor_bytes"]), points, str(raw["source"]))
-
     def as_raw(self) -> dict[str, Any]:
         """Returns it as plain values."""
         return {

@@ -16,7 +16,6 @@ from trainables.knobs import Knobs, Scalar
 from tuning.config import atomic, best_file
 from tuning.config.choices import available
 from tuning.config.errors import ConfigError, NoUsableTrial
-from tuning.config.lenient import whole
 from tuning.config.shareable import masked, shareable, shareable_value
 from tuning.report.format import SHOWN_FROM, plain
 from tuning.report.named import PICKS, WORDS, Named
@@ -86,11 +85,10 @@ def write_front(summary: Summary, path: Path) -> Path:
 
 def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     study = summary.study
-    one_pass = whole(study.get("train_samples"))  # where nothing was trained
     body = {
         "schema": best_file.SCHEMA,
         "status": status_of(summary, named),
-        "train": {"samples": summary.horizon_samples or one_pass, "seed": named.seed or 0},
+        "train": {"samples": summary.horizon_samples or study.train_samples or None, "seed": named.seed or 0},
         "measured": _measured(summary, named),
         "compared": {
             gain.over: {
@@ -107,12 +105,12 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
             "trial": named.trial,
             "created": created.astimezone(UTC).isoformat(timespec="seconds"),
             "cardtune": _own_version(),
-            "versions": dict(study.get("versions") or {}),
-            "command": str(study.get("command", "")),
+            "versions": dict(study.versions),
+            "command": study.command,
             "git": _git(summary.ref),
-            "search_seed": study.get("seed"),
+            "search_seed": study.seed,
             "trials": dict(summary.trial_counts),
-            "workload_sha256": str(study.get("workload_sha256") or ""),
+            "workload_sha256": study.workload_sha256,
         },
     }
     workload = {"ref": summary.ref, "options": masked(summary.options)}

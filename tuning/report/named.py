@@ -6,14 +6,12 @@ import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from tuning.config.lenient import finite, mapping, whole
-from tuning.journal.records import Record, windows
-from tuning.memory.oom import Outcome
+from tuning.journal.events import Config, ConfirmedRecord, Facts, MeasuredRecord, PickRecord, WindowRecord
+from tuning.journal.run import History
 from tuning.report.format import apart
 from tuning.report.time_to_quality import Curve, curves
-from tuning.report.trial_views import SPEED, TrialView, view
+from tuning.report.trial_views import TrialView, probe_view
 from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
 from tuning.search.confirm import WITH_TODAY
@@ -45,7 +43,7 @@ class Named:
     name: str
     trial: str
     outcome: str
-    config: Mapping[str, Any]
+    config: Config
     trained: Throughput | None
     throughput: Throughput | None
     probed_samples_per_s: float | None
@@ -55,7 +53,7 @@ class Named:
     seed: int | None
     samples: int | None = None
     """After which its qualities were measured, where trainings ended by themselves: the mean of them."""
-    active: Mapping[str, Any] = field(default_factory=dict)
+    active: Facts = field(default_factory=dict)
     """What its first optimiser step was seen to run (`trainables.witness`); `search.runtime_check.compare` reads it."""
     verdict: Verdict | None = None
     card: str = ""
@@ -75,9 +73,9 @@ class Named:
 
 @dataclass(frozen=True)
 class Confirming:
-    """The records of a run, asked for what the confirm stage measured of a configuration."""
+    """A run, asked for what the confirm stage measured of a configuration."""
 
-    records: Sequence[Record]
+    run: History
     objectives: Mapping[str, str]
     val_samples: int | None
 
@@ -89,11 +87,11 @@ class Confirming:
         """
         labels = labels or frozenset([name])
         windows, learned = self.windows(source.config), self._learned(labels)
-        own = [r for r in learned if _same(r.get("config", source.config), source.config)]
-        rates, is_probed = [x for r in own if (x := finite(r.get(SPEED)))], self._is_probed(source)
-        peaks = [source.peak_allocated_bytes, *(whole(r.get("peak_allocated_bytes")) for r in own or windows)]
+        own = [r for r in learned if _same(r.config or source.config, source.config)]
+        rates, is_probed = [r.samples_per_s for r in own if r.samples_per_s], self._is_probed(source)
+        peaks = [source.peak_allocated_bytes, *(r.peak_allocated_bytes for r in own or windows)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
-        turns = uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))])
+        turns = uncertainty.throughput([r.samples_per_s for r in windows if r.samples_per_s])
         timed = own if turns is None else learned  # at the speed of turns those of other system knobs serve as well
         return Named(
             name=name,
@@ -107,47 +105,42 @@ class Confirming:
             peak_allocated_bytes=max(filter(None, peaks), default=None),
             seed=source.seed,
             samples=_ended_after(learned) or (source.samples if source.has_ended and not learned else None),
-            active=next((a for r in [*own, *windows] if (a := mapping(r.get("active")))), source.active),
+            active=next((r.active for r in (*own, *windows) if r.active), source.active),
             labels=labels,
             curves=curves(timed, next(iter(self.objectives), ""), None if turns is None else turns.mean),
         )
 
-    def _learned(self, labels: frozenset[str]) -> list[Record]:
+    def _learned(self, labels: frozenset[str]) -> list[ConfirmedRecord]:
         """Returns the trainings on fresh seeds under these names that came to their end."""
-        own = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
-        return [r for r in own if r.get("outcome", Outcome.OK) == Outcome.OK]
+        return [r for r in self.run.confirmed if r.name in labels and r.is_ok]
 
     def _is_probed(self, source: TrialView) -> bool:
         """Returns whether the speed of a trial or a probe is a probe's: else it is what the trial's training showed."""
-        if all(r.get("trial") != source.trial for r in self.records if r.event == "trial"):
+        if all(end.trial != source.trial for end in self.run.ended):
             return True
-        place, probes = (
-            place_of(source.config),
-            (r for r in self.records if r.event == "probe" and finite(r.get(SPEED))),
-        )
-        return any(place_of(mapping(r.get("config"))) == place for r in probes)
+        place = place_of(source.config)
+        return any(place_of(probe.config) == place for probe in self.run.probes if probe.samples_per_s)
 
-    def windows(self, config: Mapping[str, Any]) -> list[Record]:
+    def windows(self, config: Config) -> list[WindowRecord]:
         """Returns a configuration's windows, under whatever name it had them."""
-        return [r for r in windows(self.records) if _same(r.get("config"), config)]
+        return [window for window in self.run.windows if _same(window.config, config)]
 
     def by_round(self, one: Named) -> dict[int, float]:
         """Returns the median samples a second of a configuration in each round."""
         rates: dict[int, list[float]] = {}
-        for record in self.windows(one.config):
-            if rate := finite(record.get(SPEED)):
-                rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
+        for window in self.windows(one.config):
+            if window.samples_per_s:
+                rates.setdefault(window.round, []).append(window.samples_per_s)
         return {number: statistics.median(values) for number, values in rates.items()}
 
     def by_seed(self, one: Named) -> dict[int, float]:
         """Returns the samples a second of a configuration's trainings on each fresh seed."""
-        own = [r for r in self._learned(one.labels) if _same(r.get("config", one.config), one.config)]
-        return {whole(r.get("seed")) or 0: rate for r in own if (rate := finite(r.get(SPEED)))}
+        own = [r for r in self._learned(one.labels) if _same(r.config or one.config, one.config)]
+        return {r.seed: r.samples_per_s for r in own if r.samples_per_s}
 
-    def _quality(self, objective: str, confirmed: Sequence[Record], source: TrialView) -> Quality | None:
-        values = [(whole(r.get("seed")) or 0, finite(mapping(r.get("values")).get(objective))) for r in confirmed]
-        by_seed = {seed: value for seed, value in values if value is not None}
-        if by_seed and selection.sets_its_seed(self.records):  # one training, as often as it was made
+    def _quality(self, objective: str, confirmed: Sequence[ConfirmedRecord], source: TrialView) -> Quality | None:
+        by_seed = {r.seed: value for r in confirmed if (value := r.values.get(objective)) is not None}
+        if by_seed and selection.sets_its_seed(self.run):  # one training, as often as it was made
             by_seed = {min(by_seed): statistics.fmean(by_seed.values())}
         kind = re.split("[^a-z0-9]+", objective.lower())[-1]
         share_of = self.val_samples if kind in ("accuracy", "acc") else None
@@ -158,34 +151,34 @@ class Confirming:
         return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, most=most, confirmed=False)
 
 
-def _same(config: object, other: Mapping[str, Any]) -> bool:
-    """Returns whether two configurations run the same."""
-    return isinstance(config, Mapping) and not apart(config, other)
+def _same(config: Config, other: Config) -> bool:
+    """Returns whether two configurations run the same; one that was not written runs as none."""
+    return bool(config) and not apart(config, other)
 
 
-def _ended_after(trainings: Sequence[Record]) -> int | None:
+def _ended_after(trainings: Sequence[ConfirmedRecord]) -> int | None:
     """Returns the mean of the samples of trainings, None unless one has ended by itself."""
-    samples = [count for r in trainings if r.get("outcome") == "ok" and (count := whole(r.get("samples")))]
-    return round(statistics.fmean(samples)) if samples and any(r.get("has_ended") for r in trainings) else None
+    samples = [r.samples for r in trainings if r.samples]
+    return round(statistics.fmean(samples)) if samples and any(r.has_ended for r in trainings) else None
 
 
 def named_of(
-    confirming: Confirming, pick: Mapping[str, Any], trials: Sequence[TrialView], probes: Sequence[TrialView]
+    confirming: Confirming, pick: PickRecord, trials: Sequence[TrialView], probes: Sequence[TrialView]
 ) -> dict[str, Named]:
     """Returns every configuration that is spoken of by name: those picked, and those that were given."""
     by_id, trained = {t.trial: t for t in trials}, {t.named: t for t in trials if t.named and t.outcome == "ok"}
-    sources = {name: by_id[str(pick[name])] for name in PICKS if str(pick.get(name, "")) in by_id}
+    picks = {"best": pick.best, "best_at_speed": pick.best_at_speed, "most_accurate": pick.most_accurate}
+    sources = {name: by_id[trial] for name, trial in picks.items() if trial in by_id}
     labels = {name: frozenset([name, source.trial]) for name, source in sources.items()}
-    if config := mapping(pick.get("config")):
-        kind, reference = pick.get("kind"), str(pick.get("reference", ""))
-        own = sources.get("best") or (trained.get(reference) if kind == "reference" else None)
-        if "best" not in sources and kind in ("system", "reference"):
-            labels["best"] = frozenset([SYSTEM if kind == "system" else reference])
-        sources["best"] = _exported(own or _probed_as(config, probes), config)
-    if not sources and (probe := selection.fastest_probe(confirming.records)) is not None:
-        sources["best"] = view(probe, confirming.objectives, "name")
+    if pick.config:
+        own = sources.get("best") or (trained.get(pick.reference) if pick.kind == "reference" else None)
+        if "best" not in sources and pick.kind in ("system", "reference"):
+            labels["best"] = frozenset([SYSTEM if pick.kind == "system" else pick.reference])
+        sources["best"] = _exported(own or _probed_as(pick.config, probes), pick.config)
+    if not sources and (probe := selection.fastest_probe(confirming.run)) is not None:
+        sources["best"] = probe_view(probe)
     # A joint search probes nothing: its named configurations are known from their windows alone.
-    windowed = {str(r["name"]): r["config"] for r in confirming.records if r.event == "window"}
+    windowed = {window.name: window.config for window in confirming.run.all_windows}
     theirs = [n for n in windowed if n not in (*PICKS, *by_id, SYSTEM) and not n.endswith(WITH_TODAY)]
     sources |= {name: TrialView(name, "ok", windowed[name]) for name in theirs}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
@@ -195,21 +188,21 @@ def named_of(
     return {name: confirming.named(name, source, labels.get(name, frozenset())) for name, source in sources.items()}
 
 
-def _exported(own: TrialView, config: Mapping[str, Any]) -> TrialView:
+def _exported(own: TrialView, config: Config) -> TrialView:
     """Returns a trial with the configuration that is exported of it; what it ran with other knobs is not of that."""
     if _same(own.config, config):
         return replace(own, config=config)
     return replace(own, config=config, samples_per_s=None, peak_allocated_bytes=None, active={})
 
 
-def _probed_as(config: Mapping[str, Any], probes: Sequence[TrialView]) -> TrialView:
+def _probed_as(config: Config, probes: Sequence[TrialView]) -> TrialView:
     """Returns the last probe of a configuration that no trial had, as far as there is one."""
     known = [p for p in probes if all(config.get(n) == v for n, v in p.config.items() if n in config)]
     return replace(known[-1], trial="", config=config) if known else TrialView("", "ok", config)
 
 
 def judged(
-    records: Sequence[Record],
+    run: History,
     named: Mapping[str, Named],
     probes: Sequence[TrialView],
     cap_bytes: int | None,
@@ -221,19 +214,26 @@ def judged(
     """
     tried = {f"{n}={str(v).lower()}" for p in probes if p.outcome == "ok" for n, v in p.config.items()}
     found = dict(named)
+    measured: list[tuple[str, MeasuredRecord]] = [(end.trial, end) for end in run.ended]
+    measured += [(record.name, record) for record in (*run.probes, *run.all_windows, *run.confirmed)]
     for name, one in named.items():
         labels = {name, one.trial, *one.labels} - {""}
-        own = [r for r in records if r.get("spans") and (r.get("name") in labels or r.get("trial") in labels)]
-        own = [r for r in own if _same(r.get("config", one.config), one.config)]  # else it was rated anew
-        source = max(own, key=lambda r: (r.event == "confirmed", r.event == "window", r.seq), default=None)
+        own = [r for label, r in measured if r.spans and label in labels and _same(r.config or one.config, one.config)]
+        source = max(own, key=_last_of_longest, default=None)
         if source is not None:
             peak = one.peak_allocated_bytes
             memory_frac = peak / cap_bytes if peak and cap_bytes else None
-            spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
-            verdict = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried, asked=asked)
-            card = bottleneck.card_words(telemetry, one.samples_per_s)
+            verdict = bottleneck.judge(
+                source.spans, source.telemetry, one.config, memory_frac=memory_frac, tried=tried, asked=asked
+            )
+            card = bottleneck.card_words(source.telemetry, one.samples_per_s)
             found[name] = replace(one, verdict=verdict, card=card)
     return found
+
+
+def _last_of_longest(record: MeasuredRecord) -> tuple[bool, bool, int]:
+    """Returns what sorts trainings on fresh seeds last, windows before them, and each by when it was written."""
+    return isinstance(record, ConfirmedRecord), isinstance(record, WindowRecord), record.seq
 
 
 def speeds(one: Named, other: Named) -> tuple[tuple[str, float], tuple[str, float]] | None:

@@ -6,7 +6,7 @@ Every text goes through Jinja's escaping; the figures are our own SVG. The page 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -89,20 +89,19 @@ def _times(summary: Summary) -> list[tuple[str, str, str, float]]:
 
 
 def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
-    study: Mapping[str, Any] = summary.study
+    study = summary.study
     yield "run", summary.id
-    yield "command", shareable(str(study.get("command", "")))
-    yield "seed", plain(study.get("seed"))
-    versions = study.get("versions")
-    if isinstance(versions, Mapping):
-        yield "versions", ", ".join(f"{k} {v}" for k, v in versions.items())
-    counted = (("train_samples", "training"), ("val_samples", "validation"))
-    if samples := [f"{study[k]} {word}" for k, word in counted if study.get(k) is not None]:
+    yield "command", shareable(study.command)
+    yield "seed", plain(study.seed)
+    if study.versions:
+        yield "versions", ", ".join(f"{name} {version}" for name, version in study.versions.items())
+    counted = ((study.train_samples or None, "training"), (study.val_samples, "validation"))
+    if samples := [f"{count} {word}" for count, word in counted if count is not None]:
         yield "samples", ", ".join(samples)
     for name, values in summary.baselines.items():
         yield f"baseline {name}", ", ".join(f"{k} {fmt.number(v)}" for k, v in values.items())
     yield "probes", fmt.counts(summary.probe_counts)
-    for node in dict.fromkeys(sentences.node(fields) for fields in summary.nodes):
+    for node in dict.fromkeys(sentences.node(checked) for checked in summary.nodes):
         yield "node", plain(node)
     if summary.stop_reason:
         yield "ended", summary.stop_reason

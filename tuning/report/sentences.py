@@ -9,15 +9,14 @@ import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from trainables.knobs import Scalar, kind_of, table
 from tuning.config.cards import HERE, lacking
 from tuning.config.choices import available
-from tuning.config.lenient import finite, mapping, whole
+from tuning.config.lenient import finite
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.shareable import shareable
-from tuning.journal.records import Record
+from tuning.journal.events import NodeRecord, ProbeRecord
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
 from tuning.report.answers import BesideToday
@@ -79,7 +78,7 @@ def answer(found: Summary) -> str:
 
 def _none_better(found: Summary) -> str:
     """Returns why the reference is the answer."""
-    asked = mapping(mapping(found.study.get("config")).get("pick")).get("goal")
+    asked = found.study.setting("pick", "goal")
     if not found.trials_done:
         return "no probe was faster, and nothing else was trained"
     tried = f"of {found.trials_done} configurations" if found.trials_done > 1 else "the one that was tried"
@@ -206,7 +205,7 @@ def cut_sentence(found: Summary) -> str:
         return f"The run is not finished: {done} of {asked} trials have ended so far"
     if any("every configuration of the space was tried" in note for note in found.notes):
         return ""
-    limit_s = finite(mapping(mapping(found.study.get("config")).get("search")).get("max_time"))
+    limit_s = finite(found.study.setting("search", "max_time"))
     more = f" search.max_time={math.ceil(2 * limit_s / 60)}m" if limit_s else ""
     runs_dir = _recorded_runs_dir(found)
     elsewhere = [f"runs_dir={runs_dir}"] if runs_dir != "runs" else []
@@ -224,7 +223,7 @@ def train_command(found: Summary, name: str) -> str:
 
     Relative paths in options, and a workload that is a module, are found from there alone.
     """
-    workload = mapping(mapping(found.study.get("config")).get("workload")).get("name") or Path(found.workload).stem
+    workload = found.study.setting("workload", "name") or Path(found.workload).stem
     folder, file = Path(_recorded_runs_dir(found), plain(workload), plain(found.id)), file_of(name)
     out = "" if name == "best" else f" --out {_quoted(folder / f'train-{Path(file).stem}')}"  # of each one of its own
     return f"python -m tuning train --from {_quoted(folder / file)}{out}"
@@ -247,13 +246,13 @@ def _differs(found: Summary, name: str) -> bool:
 
 
 def _recorded_runs_dir(found: Summary) -> str:
-    return plain(mapping(found.study.get("config")).get("runs_dir") or "runs")
+    return plain(found.study.setting("runs_dir") or "runs")
 
 
-def disturbed(probes: Sequence[Record]) -> str:
+def disturbed(probes: Sequence[ProbeRecord]) -> str:
     """Returns that other programs took part of the processor while probes were timed, "" where that was little."""
-    timed = [r for r in probes if finite(r.get("samples_per_s"))]
-    taken = [share for r in timed if (share := finite(r.get("others_cpu_frac"))) is not None]
+    timed = [probe for probe in probes if probe.samples_per_s]
+    taken = [share for probe in timed if (share := probe.others_cpu_frac) is not None]
     disturbed = [share for share in taken if share >= OTHERS_FRAC]
     if not disturbed:
         return ""
@@ -379,11 +378,11 @@ def is_held(place: Place) -> bool:
     return place.card in HERE and place.cap_bytes is not None
 
 
-def node(found: Mapping[str, Any]) -> str:
+def node(checked: NodeRecord) -> str:
     """Returns that trials run on a node of a cluster, or why none do."""
-    if why := found.get("why"):
-        return f"{found.get('node')} is left out: {why}"
-    return f"{found.get('node')} runs trials: it is of kind {found.get('kind')}"
+    if checked.why:
+        return f"{checked.node} is left out: {checked.why}"
+    return f"{checked.node} runs trials: it is of kind {checked.kind}"
 
 
 def shares(found: Summary) -> list[tuple[str, float]]:
@@ -418,8 +417,7 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
 
 def _as_long_as_today(found: Summary) -> list[str]:
     """Returns the option that trains for as long as EPOCHS of the workload's file says, where trials were shorter."""
-    today = finite(mapping(mapping(found.study.get("config")).get("workload")).get("epochs")) or 0.0
-    one_pass = whole(found.study.get("train_samples")) or 0
+    today, one_pass = finite(found.study.setting("workload", "epochs")) or 0.0, found.study.train_samples
     return ["--epochs", f"{today:g}"] if round(today * one_pass) > (found.horizon_samples or one_pass) else []
 
 

@@ -12,20 +12,22 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from trainables.knobs import KnobTable, table, using
-from tuning.config.lenient import finite, mapping, numbers, whole
+from tuning.config.lenient import mapping, whole
 from tuning.config.schema import BEFORE, PLAIN
-from tuning.journal import timeline
-from tuning.journal.records import Record, is_finished, last_fields, reopened, table_of, trained_beside
+from tuning.journal import events, timeline
+from tuning.journal.format import Record
+from tuning.journal.run import History
 from tuning.journal.timeline import Times
 from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
-from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
+from tuning.report.trial_views import SPEED, TrialView, probe_view, refused_view, trial_views
 from tuning.search import ablation, selection
 from tuning.search.ablation import AblationResult
 from tuning.search.race import PRIOR_DEGREES
 from tuning.search.rule import Baseline, best_baseline
 from tuning.stats.uncertainty import Gain, Spread
 
+_NOTHING = Record(-1, "", "", {})
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -58,7 +60,7 @@ class Summary:
     ref: str
     options: Mapping[str, Any]
     horizon_samples: int | None
-    study: Mapping[str, Any]
+    study: events.StudyRecord
     place: Place
     objectives: Mapping[str, str]
     baselines: Mapping[str, Mapping[str, float]]
@@ -89,7 +91,7 @@ class Summary:
     """The system knobs that were found to change what is learned, each with the reason in words."""
     table: KnobTable = field(default_factory=table)
     """The knobs of its workload, which may be another than that in use."""
-    nodes: tuple[Mapping[str, Any], ...] = ()
+    nodes: tuple[events.NodeRecord, ...] = ()
     """The nodes of a cluster as they were checked, in each session anew."""
     reference_name: str = ""
     """Of what is trained today, as the pick or the search's first trial says; "" if neither does."""
@@ -118,7 +120,7 @@ class Summary:
     @property
     def trials_asked(self) -> int | None:
         """The trials that were asked for, None where the study does not say."""
-        return whole(mapping(mapping(self.study.get("config")).get("search")).get("trials"))
+        return whole(self.study.setting("search", "trials"))
 
     @property
     def objective(self) -> str:
@@ -136,8 +138,8 @@ class Summary:
 
     def asks_for(self, knob: str) -> bool:
         """Returns whether the workload reads the knob: a loop of one's own reads what it asks for, and batch sizes."""
-        asked = self.study.get("asked")
-        return not isinstance(asked, list) or knob in (*asked, "batch_size", "micro_batch_size")
+        asked = self.study.asked
+        return asked is None or knob in (*asked, "batch_size", "micro_batch_size")
 
     def given(self) -> tuple[Named, ...]:
         """Returns the configurations that were named by hand, in the order in which they were measured."""
@@ -153,9 +155,8 @@ def _reference(named: Mapping[str, Named], name: str) -> Named | None:
     return named.get(name) or named.get(BEFORE) or named.get(PLAIN)
 
 
-def _spread(pick: Mapping[str, Any]) -> Spread | None:
-    deviation, degrees = finite(pick.get("spread")), whole(pick.get("spread_degrees"))
-    return None if not deviation else Spread(deviation, degrees or PRIOR_DEGREES)
+def _spread(pick: events.PickRecord) -> Spread | None:
+    return Spread(pick.spread, pick.spread_degrees or PRIOR_DEGREES) if pick.spread else None
 
 
 def of_its_knobs(shown: _Function) -> _Function:
@@ -169,120 +170,107 @@ def of_its_knobs(shown: _Function) -> _Function:
     return cast(_Function, called)
 
 
-def from_records(records: Sequence[Record]) -> Summary:
-    """Returns the summary of a run, whole or cut off at any record; empty records give an empty summary."""
-    with using(table_of(records)):
-        return _from_records(records)
+def of_run(run: History, ablated: History | None = None) -> Summary:
+    """Returns the summary of a run, whole or cut off at any record; without records it is empty.
+
+    `ablated` is what `ablate` measured later: it is no part of the run's time.
+    """
+    with using(run.table):
+        return _of_run(run, ablated)
 
 
-def _from_records(records: Sequence[Record]) -> Summary:
-    # An ablation is made later, and no part of the run's time; its windows are of other turns.
-    end = next((n for n, r in enumerate(records) if r.event == "ablation"), len(records))
-    records, ablated = records[:end], records[end:]
-    timed = [r for r in records if not _is_of_writing(r)]
-    study, pick = last_fields(records, "study"), last_fields(records, "pick")
-    provisional = not pick
-    if provisional and (so_far := selection.so_far(records)):
-        pick = asdict(so_far)
-    config, place = mapping(study.get("config")), _place(study)
-    workload = mapping(config.get("workload"))
-    objectives = {k: str(v) for k, v in mapping(study.get("objectives")).items() if k != SPEED}
-    front = [*pick["front"]] if isinstance(pick.get("front"), list | tuple) else []
-    trials = tuple(replace(t, on_front=t.trial in front) for t in trial_views(records, objectives))
-    probes = tuple(view(r, objectives, "name") for r in records if r.event == "probe")
-    not_run = [r for r in records if r.event == "refused"]
-    refused = Counter(str(r.get("stage")) for r in not_run)
-    confirming = Confirming(records, objectives, whole(study.get("val_samples")))
+def _of_run(run: History, ablated: History | None) -> Summary:
+    study, pick = run.study or events.StudyRecord.read(_NOTHING), run.pick
+    provisional = pick is None
+    if pick is None:
+        so_far = selection.so_far(run)
+        pick = events.PickRecord.read(_NOTHING if so_far is None else replace(_NOTHING, fields=asdict(so_far)))
+    place, workload = _place(study), mapping(study.setting("workload"))
+    objectives = {name: mode for name, mode in study.objectives.items() if name != SPEED}
+    trials = tuple(replace(t, on_front=t.trial in pick.front) for t in trial_views(run, objectives))
+    probes = tuple(map(probe_view, run.probes))
+    refused = Counter(refusal.stage for refusal in run.refused)
+    confirming = Confirming(run, objectives, study.val_samples)
     cap_bytes = place.cap_bytes or (place.memory_bytes if place.type == "cuda" else None)
-    asked = study["asked"] if isinstance(study.get("asked"), list) else None
-    named = judged(records, named_of(confirming, pick, trials, probes), probes, cap_bytes, asked)
-    names = {r.get("name") for r in records if r.event == "confirmed"}
+    named = judged(run, named_of(confirming, pick, trials, probes), probes, cap_bytes, study.asked)
+    names = {record.name for record in run.confirmed}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
     best = named.get("best")
-    reference_name = str(pick.get("reference") or selection.reference_name(records))
+    reference_name = pick.reference or run.reference_name
     reference = _reference(named, reference_name)
     found_gains = gains(confirming, named, reference.name if reference else "")
     objective = next(iter(objectives.items()), ("", ""))
-    resumed = [str(r["command"]) for r in records if r.event == "resume" and r.get("command")]
-    study = {**study, "command": " && ".join([str(study.get("command", "")), *resumed])}
+    commands = [study.command, *(resume.command for resume in run.resumes if resume.command)]
     return Summary(
-        id=str(study.get("id", "")),
-        workload=str(study.get("workload", "")),
-        ref=str(workload.get("ref") or study.get("workload", "")),
+        id=study.id,
+        workload=study.workload,
+        ref=str(workload.get("ref") or study.workload),
         options=mapping(workload.get("options")),
-        horizon_samples=whole(study.get("horizon_samples")),
-        study=study,
+        horizon_samples=study.horizon_samples,
+        study=replace(study, command=" && ".join(commands)),
         place=place,
         objectives=objectives,
-        baselines={str(k): numbers(v) for k, v in mapping(study.get("baselines")).items()},
+        baselines=study.baselines,
         trials=trials,
         probes=probes,
-        trial_counts=_counts(trials, refused["search"], _lost(records)),
+        trial_counts=_counts(trials, refused["search"], _lost(run)),
         probe_counts=_counts(probes, refused["probe"], 0),
-        curves=learning_curves(records, objective[0]),
-        refused=tuple(
-            replace(view(r, {}, "trial"), outcome="refused", peak_allocated_bytes=whole(r.get("predicted_bytes")))
-            for r in not_run
-        ),
+        curves={trial.id: curve for trial in run.trials.values() if (curve := trial.curve(objective[0]))},
+        refused=tuple(map(refused_view, run.refused)),
         named=named,
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
         answers=answers(named, reference, found_gains, objective, _spread(pick)),
         gains=found_gains,
-        ablation=ablation.results(ablated, dict(best.config) if best else None),
-        rule=str(pick.get("rule", "")),
-        times=timeline.times(timed),
-        notes=tuple(dict.fromkeys(_notes(records))),
-        warnings=_warnings(records),
-        nodes=tuple(r.fields for r in records if r.event == "node"),
-        stop_reason=str(last_fields(records, "stop").get("reason", "")),
-        is_finished=is_finished(records)
-        or any(r.get("stage") == "export" for r in reopened(records) if r.event == "stage"),
-        kinds=kinds_of(records),
+        ablation=ablation.results(ablated or History(), dict(best.config) if best else None),
+        rule=pick.rule,
+        times=timeline.times([event for event in run.events if not _is_of_writing(event)]),
+        notes=tuple(dict.fromkeys(_notes(run))),
+        warnings=_warnings(run),
+        nodes=tuple(run.nodes),
+        stop_reason="" if run.stop is None else run.stop.reason,
+        is_finished=run.is_finished or run.began("export") is not None,
+        kinds={} if run.kinds is None else run.kinds.changed,
         table=table(),
         reference_name=reference_name,
         provisional=provisional and "best" in named,
-        sets_its_seed=selection.sets_its_seed(records),
-        beside=sum(t.trial in trained_beside(records) for t in trials),
+        sets_its_seed=selection.sets_its_seed(run),
+        beside=sum(run.trials[t.trial].is_beside for t in trials),
     )
 
 
-def _is_of_writing(record: Record) -> bool:
-    """Returns whether a record comes after the page was written: one with its own time could never be."""
-    return record.event == "stop" or (record.get("stage"), record.get("state")) == ("export", "end")
+def _is_of_writing(event: events.Event) -> bool:
+    """Returns whether an event comes after the page was written: one with its own time could never be."""
+    is_export = isinstance(event, events.StageRecord) and (event.stage, event.state) == ("export", "end")
+    return is_export or isinstance(event, events.StopRecord)
 
 
-def kinds_of(records: Sequence[Record]) -> dict[str, str]:
-    """Returns the system knobs that the study found to change what is learned, each with the reason in words."""
-    return {str(knob): str(why) for knob, why in mapping(last_fields(records, "kinds").get("changed")).items()}
-
-
-def _lost(records: Sequence[Record]) -> int:
+def _lost(run: History) -> int:
     """Trials that began and have no end, of a run that is over."""
-    if not any(r.event in ("pick", "stop") for r in records):
-        return 0
-    started = {str(r.get("trial", "")) for r in records if r.event == "trial_start"}
-    return len(started - {str(r.get("trial", "")) for r in records if r.event == "trial"})
+    return sum(not trial.ends for trial in run.begun) if run.picks or run.stop else 0
 
 
-def _warnings(records: Sequence[Record]) -> tuple[str, ...]:
+def _warnings(run: History) -> tuple[str, ...]:
     """Returns the last note of each subject that warns, without those that are not so any more."""
-    notes = set(_notes(records))
-    latest = {str(r["warns"]): str(r["text"]) for r in records if r.event == "note" and r.get("warns")}
-    if not any(r.get("warns") == "few" for r in reopened(records, "search")):
-        latest.pop("few", None)
-    if any(r.event == "trial_start" and r.get("named") == BEFORE for r in records):
+    notes = set(_notes(run))
+    latest = {note.warns: note for note in run.notes if note.warns}
+    if "few" in latest and latest["few"].seq < run.since("search"):
+        del latest["few"]
+    if run.reference_name == BEFORE:
         latest.pop(BEFORE, None)
-    return tuple(text for text in latest.values() if text in notes)
+    return tuple(note.text for note in latest.values() if note.text in notes)
 
 
-def _notes(records: Sequence[Record]) -> Iterator[str]:
+def _notes(run: History) -> Iterator[str]:
     """Yields what was noted, without what is of a pick that another has replaced since."""
-    since, of_a_pick = reopened(records), False
-    for record in records:
-        if record.event in ("stage", "resume"):
-            of_a_pick = record.get("stage") in ("confirm", "export")
-        elif record.event == "note" and not (of_a_pick and record.seq < since[0].seq):
-            yield str(record.get("text", ""))
+    of_a_pick = False
+    for event in run.events:
+        match event:
+            case events.StageRecord():
+                of_a_pick = event.stage in ("confirm", "export")
+            case events.ResumeRecord():
+                of_a_pick = False
+            case events.NoteRecord() if not (of_a_pick and event.seq < run.since()):
+                yield event.text
 
 
 def _counts(views: Sequence[TrialView], refused: int, lost: int) -> dict[str, int]:
@@ -292,8 +280,8 @@ def _counts(views: Sequence[TrialView], refused: int, lost: int) -> dict[str, in
     return {**counts, "lost": lost}
 
 
-def _place(study: Mapping[str, Any]) -> Place:
-    device, card = mapping(study.get("device")), mapping(study.get("card"))
+def _place(study: events.StudyRecord) -> Place:
+    device, card = study.device, study.card
     return Place(
         device=str(device.get("name") or "unknown device"),
         type=str(device.get("type", "")),
@@ -301,8 +289,8 @@ def _place(study: Mapping[str, Any]) -> Place:
         threads=whole(device.get("threads")),
         memory_bytes=whole(device.get("memory_bytes")),
         card=str(card.get("name", "")),
-        cap_bytes=whole(card.get("cap_bytes")),
+        cap_bytes=study.cap_bytes,
         virtual=bool(card.get("virtual", False)),
-        target=str(study.get("target") or ""),
-        devices_per_trial=whole(mapping(study.get("config")).get("devices_per_trial")) or 1,
+        target=study.target,
+        devices_per_trial=whole(study.setting("devices_per_trial")) or 1,
     )

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from trainables.knobs import kind_of
+from trainables.knobs import Scalar, kind_of
 from tuning.config.cards import HERE
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, values_of
-from tuning.journal.records import Record
+from tuning.journal import events
 from tuning.report import format as fmt
 from tuning.report import sentences, tables
 from tuning.report.format import duration, labelled, percent, plain, rate, size
@@ -27,7 +27,6 @@ from tuning.search.probe import probes_s
 
 MESSAGE_COLUMNS = 160
 """Of what an error says, so much stands in the line of a trial."""
-_COUNTED_EVENTS = ("probe", "trial", "refused", "window", "confirmed")
 _COUNTED = {"total": "parameters", "trainable": "of them trained"}
 
 
@@ -64,70 +63,85 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     ]
 
 
-def trained_on(facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
+def trained_on(study: events.StudyRecord, folder: Path) -> list[tuple[str, str]]:
     """Returns what is known once the model is loaded: run, device, parameters, trials, where it is written."""
-    device, card, counted = (facts.get(name) or {} for name in ("device", "card", "parameters"))
-    cores, threads = device.get("cores"), facts.get("threads") or device.get("threads")
+    device, counted = study.device, study.parameters
+    cores, threads = device.get("cores"), study.threads or device.get("threads")
     hardware = [str(device.get("name") or "unknown"), size(device.get("memory_bytes"))]
     if device.get("capability"):
         hardware.append(f"compute capability {'.'.join(map(str, device['capability']))}")
     hardware += [f"{cores} cores"] * bool(cores) + [f"{threads} thread{'s' * (threads != 1)}"] * bool(threads)
-    emulated = [f"card {card.get('name')}, emulated"] * bool(card.get("virtual"))
-    at_once, ranks = facts.get("concurrency") or 1, (facts.get("config") or {}).get("devices_per_trial") or 1
+    emulated = [f"card {study.card.get('name')}, emulated"] * bool(study.card.get("virtual"))
+    ranks = study.setting("devices_per_trial") or 1
     together = f", by {ranks} processes together" if ranks > 1 else ""
-    samples = (
-        f"{facts['horizon_samples']:,} samples each" if facts.get("horizon_samples") else "as long as the time allows"
-    )
+    samples = f"{study.horizon_samples:,} samples each" if study.horizon_samples else "as long as the time allows"
     return [
         ("run", folder.name),
         ("device", ", ".join([*emulated, *hardware])),
         *[("model", ", ".join(f"{counted[n]:,} {word}" for n, word in _COUNTED.items() if n in counted))]
         * bool(counted),
-        ("trials", f"{samples}, {at_once} at a time{together}"),
+        ("trials", f"{samples}, {study.concurrency or 1} at a time{together}"),
         ("writes", f"{folder}/trials.jsonl"),
     ]
 
 
 def event(
-    record: Record, reference: Mapping[str, Any] | None, objective: str = "", count: str = ""
+    made: events.Event, reference: Mapping[str, Scalar] | None, objective: str = "", count: str = ""
 ) -> tuple[str, str] | None:
     """Returns label and text of what happened, None for what is not told; knobs are those unlike in `reference`.
 
     Of the values that were measured it shows the objective's, where there is one of this name. `count` says how many
     of its kind are done, as "3/12".
     """
-    knobs = " ".join(fmt.unlike(record.get("config") or {}, reference))
-    name, reason = plain(record.get("trial") or record.get("name") or ""), plain(record.get("reason") or "")
-    samples_per_s, outcome = record.get(SPEED), plain(record.get("outcome") or "ok")
-    fast = f"{rate(samples_per_s)} samples/s" if samples_per_s else ""
-    measured = record.get("values") or {}
+    match made:
+        case events.RungRecord():
+            parts = [made.trial, f"{made.samples} samples", _values(made.values, objective)]
+        case events.DecisionRecord():
+            parts = [made.trial, made.reason]
+        case events.RefusedRecord():
+            parts = [count, made.reason, _knobs(made.config, reference)]
+        case events.WindowRecord():
+            parts = [count, made.name, _speed(made) or made.outcome]
+        case events.ProbeRecord():
+            ran = [_speed(made) or made.outcome, _peak(made), _knobs(made.config, reference)]
+            parts = [count, made.name, *ran, _failed(made)]
+        case events.ConfirmedRecord():
+            values = _values(made.values, objective)
+            parts = [count, made.name, f"seed {made.seed}", values or made.outcome, _speed(made), _failed(made)]
+        case events.TrialRecord():
+            ended = f"stopped at {made.stopped_at}" if made.stopped_at else made.outcome
+            ended += f", ended by itself at {made.samples}" if made.has_ended else ""
+            values = _values(made.values, objective)
+            # Of a trial that failed the speed is only what was expected.
+            speed = _speed(made).replace(" samples", "") if values else ""
+            parts = [count, made.trial, ended, values, speed, _knobs(made.config, reference), _failed(made)]
+        case _:
+            return None
+    label = "again" if isinstance(made, events.ConfirmedRecord) else made.event
+    return label, "  ".join(plain(part) for part in parts if part)
+
+
+def _knobs(config: Mapping[str, Scalar], reference: Mapping[str, Scalar] | None) -> str:
+    return " ".join(fmt.unlike(config, reference)) or "as the best so far" * bool(reference)
+
+
+def _values(measured: events.Values, objective: str) -> str:
     shown = {objective: measured[objective]} if objective in measured else measured
-    values = " ".join(f"{plain(k)} {v:.3f}" for k, v in shown.items() if v is not None)
-    ended = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
-    if record.get("has_ended"):
-        ended += f", ended by itself at {record.get('samples')}"
-    # Of a trial that failed the speed is only what was expected.
-    trained = fast.replace(" samples", "") if values else ""
-    peak = size(record.get("peak_allocated_bytes")) if record.get("peak_allocated_bytes") else ""
-    if not knobs and reference:
-        knobs = "as the best so far"
-    failed = ""
-    if outcome not in ("ok", "stopped", "refused", "cut"):  # the whole of it is in the summary
-        failed = fmt.fit(plain(record.get("message") or ""), MESSAGE_COLUMNS)
-    told = {
-        "probe": [name, fast or outcome, peak, knobs, failed],
-        "trial": [name, ended, values, trained, knobs, failed],
-        "rung": [name, f"{record.get('samples')} samples", values],
-        "refused": [reason, knobs],
-        **{key: [name, reason] for key in ("retired", "widened", "lost")},
-        "window": [name, fast or outcome],
-        "confirmed": [name, f"seed {record.get('seed')}", values or outcome, fast, failed],
-    }
-    if record.event not in told:
-        return None
-    label = {"confirmed": "again"}.get(record.event, record.event)
-    parts = [count if record.event in _COUNTED_EVENTS else "", *told[record.event]]
-    return label, "  ".join(filter(None, parts))
+    return " ".join(f"{name} {value:.3f}" for name, value in shown.items() if value is not None)
+
+
+def _speed(made: events.MeasuredRecord) -> str:
+    return f"{rate(made.samples_per_s)} samples/s" if made.samples_per_s else ""
+
+
+def _peak(made: events.MeasuredRecord) -> str:
+    return size(made.peak_allocated_bytes) if made.peak_allocated_bytes else ""
+
+
+def _failed(made: events.MeasuredRecord) -> str:
+    """Returns what an error says; the whole of it is in the summary."""
+    is_failed = made.outcome not in ("", "ok", "stopped", "refused", "cut")
+    return fmt.fit(plain(made.message), MESSAGE_COLUMNS) if is_failed else ""
 
 
 @of_its_knobs
@@ -205,12 +219,14 @@ def _ablated(found: Summary) -> Iterator[RenderableType]:
         yield from ablation(found.ablation)
 
 
-def ablation_window(record: Record) -> str:
-    """Returns one record of an ablation as it is written: a window, or a note on what has none."""
-    if record.event == "note":
-        return plain(record["text"])
-    measured = f"{rate(record[SPEED])} samples/s" if record[SPEED] else plain(record["outcome"])
-    return f"round {record['round'] + 1}  {plain(record['name'])}: {measured}"
+def ablation_window(made: events.Event) -> str:
+    """Returns one event of an ablation as it is written: a window, or a note on what has none."""
+    match made:
+        case events.NoteRecord():
+            return plain(made.text)
+        case events.WindowRecord():
+            return f"round {made.round + 1}  {plain(made.name)}: {_speed(made) or plain(made.outcome)}"
+    return ""
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tuning.config.lenient import finite, mapping, whole
-from tuning.journal.records import Record
+from tuning.journal.events import ConfirmedRecord
 
 Curve = tuple[tuple[float, float], ...]
 """Of one training: (seconds of training, quality) at each evaluation, in the order of time."""
@@ -68,7 +67,7 @@ def time_to_quality(own: Mapping[int, Curve], reference: Mapping[int, Curve], mo
     return TimeToQuality(*(Reached(by_seed) for by_seed in both))
 
 
-def curves(trainings: Iterable[Record], objective: str, per_s: float | None = None) -> dict[int, Curve]:
+def curves(trainings: Iterable[ConfirmedRecord], objective: str, per_s: float | None = None) -> dict[int, Curve]:
     """Returns by seed the curves of trainings that came to their end, as `confirmed` records have them.
 
     Their seconds are those at `per_s` samples a second, the speed that was measured in turns, if it is given: the pace
@@ -76,9 +75,9 @@ def curves(trainings: Iterable[Record], objective: str, per_s: float | None = No
     """
     found = {}
     for record in trainings:
-        own_per_s = finite(record.get("samples_per_s"))
-        slower = own_per_s / per_s if own_per_s and per_s else 1.0
-        found[whole(record.get("seed")) or 0] = _curve(record.get("curve"), objective, slower)
+        slower = record.samples_per_s / per_s if record.samples_per_s and per_s else 1.0
+        seen = [(at_s * slower, values.get(objective)) for at_s, values in record.curve]
+        found[record.seed] = tuple(sorted((at_s, value) for at_s, value in seen if value is not None))
     return {seed: curve for seed, curve in found.items() if curve}
 
 
@@ -88,13 +87,3 @@ def mean_curve(found: Iterable[Curve]) -> Curve:
         (statistics.fmean(s for s, _ in points), statistics.fmean(value for _, value in points))
         for points in zip(*found, strict=False)
     )
-
-
-def _curve(points: object, objective: str, slower: float) -> Curve:
-    found = []
-    for point in points if isinstance(points, Sequence) else ():
-        seconds, values = (point[0], point[-1]) if isinstance(point, Sequence) and point else (None, None)
-        at_s, value = finite(seconds), finite(mapping(values).get(objective))
-        if at_s is not None and value is not None:
-            found.append((at_s * slower, value))
-    return tuple(sorted(found))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainables.knob_columns import word
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
-from tuning.config.lenient import finite, mapping, whole
-from tuning.journal.records import Record, last_fields
+from tuning.journal.events import Facts, WindowRecord
+from tuning.journal.run import History
 from tuning.memory.groups import micro_batch_of
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain
@@ -92,33 +91,31 @@ def turns(ends: Mapping[str, Mapping[str, Scalar]], changed: Sequence[Change]) -
     return {**named, **{one.name: dict(one.config) for one in changed}}
 
 
-def results(records: Sequence[Record], best: Mapping[str, Any] | None = None) -> tuple[AblationResult, ...]:
-    """Returns a result for each change of the last ablation, those at the best first, by what they bought.
+def results(run: History, best: Mapping[str, Scalar] | None = None) -> tuple[AblationResult, ...]:
+    """Returns a result for each change of the last ablation of a run, those at the best first, by what they bought.
 
     There is none if another configuration than `best` was ablated, as before a study went on.
     """
-    made = last_fields(records, "ablation")
-    if best is not None and made.get("best", best) != best:
+    made = run.ablation
+    if made is None or (best is not None and made.best and made.best != best):
         return ()
-    windows: dict[str, dict[int, Record]] = {}
-    for record in records:
-        if record.event == "window":
-            windows.setdefault(str(record.get("name")), {})[whole(record.get("round")) or 0] = record
-    found = [_result(mapping(own), windows) for own in made.get("changes") or ()]
+    windows: dict[str, dict[int, WindowRecord]] = {}
+    for window in run.all_windows:
+        windows.setdefault(window.name, {})[window.round] = window
+    found = [_result(change, windows) for change in made.changes]
     return tuple(sorted(found, key=lambda r: (r.base != "best", -(r.gain.ratio if r.gain else 0.0), r.knobs)))
 
 
-def _result(own: Mapping[str, Any], windows: Mapping[str, Mapping[int, Record]]) -> AblationResult:
-    name, base, knobs, value, instead_of = (str(own.get(n, "")) for n in _OF_CHANGE)
+def _result(change: Facts, windows: Mapping[str, Mapping[int, WindowRecord]]) -> AblationResult:
+    name, base, knobs, value, instead_of = (str(change.get(n, "")) for n in _OF_CHANGE)
     sides = [windows.get(one, {}) for one in (base, name)]
     with_, without = sides if base == "best" else reversed(sides)
 
-    def pairs(figure: str) -> list[tuple[float, float]]:
-        both = [(finite(with_[n].get(figure)), finite(without[n].get(figure))) for n in with_ if n in without]
-        return [(a, b) for a, b in both if a and b]
-
-    memory_ratio = max((a / b for a, b in pairs("peak_allocated_bytes")), default=None)
-    gain = uncertainty.gain("with", "without", pairs("samples_per_s"))
+    both = [(with_[n], without[n]) for n in with_ if n in without]
+    peaks = [(a.peak_allocated_bytes, b.peak_allocated_bytes) for a, b in both]
+    speeds = [(a.samples_per_s, b.samples_per_s) for a, b in both]
+    memory_ratio = max((a / b for a, b in peaks if a and b), default=None)
+    gain = uncertainty.gain("with", "without", [(a, b) for a, b in speeds if a and b])
     return AblationResult(base, knobs, value, instead_of, gain, memory_ratio)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from trainables.knob_columns import Bound, Measured, word
 from trainables.knobs import Knobs, is_active, table
+from tuning.journal.events import Config, Facts
 
 Band = Literal["good", "OK", "bad"]
 
@@ -68,9 +69,9 @@ class Shares:
         return self.busy - self.optimizer
 
 
-def shares(spans: Mapping[str, Any], telemetry: Mapping[str, Any] | None = None) -> Shares | None:
+def shares(spans: Mapping[str, float], telemetry: Facts | None = None) -> Shares | None:
     """Returns where the time went, or None for spans that do not say (no window at all)."""
-    if not _number(spans.get("wall_s")):
+    if not spans.get("wall_s"):
         return None
     waited, moved, passes, stepped = (
         min(1.0, _share(spans, name)) for name in ("data_wait", "transfer", "forward_backward", "optimizer")
@@ -87,9 +88,9 @@ def shares(spans: Mapping[str, Any], telemetry: Mapping[str, Any] | None = None)
 
 
 def judge(
-    spans: Mapping[str, Any],
-    telemetry: Mapping[str, Any] | None = None,
-    knobs: Mapping[str, Any] | None = None,
+    spans: Mapping[str, float],
+    telemetry: Facts | None = None,
+    knobs: Config | None = None,
     *,
     memory_frac: float | None = None,
     tried: Collection[str] = (),
@@ -130,7 +131,7 @@ def judge(
     return Verdict(bound, share, band, sentence, tuple(left), tuple(done), band != "good" or waits)
 
 
-def card_words(telemetry: Mapping[str, Any], samples_per_s: float | None = None) -> str:
+def card_words(telemetry: Facts, samples_per_s: float | None = None) -> str:
     """Returns how the card was doing, as "93 % busy, 287 W, 71 C, 1,395 MHz"; "" without a card.
 
     With a speed also the energy of a sample, in joules of the card alone. Each reason of a lower clock that NVML named
@@ -147,7 +148,7 @@ def card_words(telemetry: Mapping[str, Any], samples_per_s: float | None = None)
     return ", ".join(said) + (f"; throttled: {slowed}" if slowed and said else "")
 
 
-def joules_a_sample(telemetry: Mapping[str, Any], samples_per_s: float | None) -> float | None:
+def joules_a_sample(telemetry: Facts, samples_per_s: float | None) -> float | None:
     """Returns the card's energy for a sample, by its counter; None where it has none, or several share in it."""
     energy_j, wall_s = _number(telemetry.get("energy_j")), _number(telemetry.get("wall_s"))
     return energy_j / wall_s / samples_per_s if energy_j and wall_s and samples_per_s else None
@@ -192,9 +193,9 @@ def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:
     return (text for *_, text in sorted(found, key=lambda one: one[:2]))
 
 
-def _share(spans: Mapping[str, Any], name: str) -> float:
+def _share(spans: Mapping[str, float], name: str) -> float:
     """Returns the share of the wall time that a span takes; 0 where it is not told."""
-    return _number(spans.get(f"{name}_s")) / float(spans["wall_s"])
+    return spans.get(f"{name}_s", 0.0) / spans["wall_s"]
 
 
 def _number(value: Any) -> float:

@@ -6,19 +6,18 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainables.knobs import Knobs, Scalar, is_active, table
-from tuning.config.lenient import finite
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, reopened, trained_beside, trials, windows
+from tuning.journal.events import ConfirmedRecord, NoteRecord, WindowRecord
+from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.memory.oom import Outcome
 from tuning.search.proposals import FASTER, Known, Proposals, Seen
 from tuning.search.protocols import Profiler, Told
 from tuning.search.race import LEAST_SEEDS, SYSTEM, Finalist, Race
 from tuning.search.rule import Expected, Rule
-from tuning.search.selection import reference_of
 from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
 
@@ -104,10 +103,10 @@ def confirm(
     then the fastest that the rule admits is whoever was in windows taken in turns. What the records hold is not
     trained or measured again.
     """
-    reserve_s = windows_reserve_s(terms.left_s(), terms.budget, window_cost_s(journal.records))
+    reserve_s = windows_reserve_s(terms.left_s(), terms.budget, window_cost_s(journal.run))
     trainings = _Trainings(profiler, journal, terms, told, reserve_s)
     race = trainings.run(len(terms.seeds))
-    configs = {t.id: dict(t.config) for t in trials(journal.records)}
+    configs = {t.trial: dict(t.config) for t in journal.run.ended}
     configs |= {SYSTEM: dict(terms.system or {}), terms.reference_name: dict(terms.reference)}
     admitted, is_speed = race.admitted, terms.rule.goal == "speed"
     at_speed, accurate = race.best_quality(race.reference_per_s / FASTER), race.best_quality()
@@ -117,11 +116,11 @@ def confirm(
     others: dict[str, Mapping[str, Scalar]] = {**named, **beside}
     turns |= {name: dict(knobs) for name, knobs in others.items() if dict(knobs) not in turns.values()}
     # The last of them are left out if there is no time for a few short rounds of all.
-    each_s = LEAST_ROUNDS * (LEAST_WINDOW_S + window_cost_s(journal.records))
+    each_s = LEAST_ROUNDS * (LEAST_WINDOW_S + window_cost_s(journal.run))
     count = max(len(entrants) + 1, int(min(terms.left_s() / each_s, 100)))
     turns = dict(list(turns.items())[:count])
     measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
-    best = _fastest(journal.records, entrants, terms.reference_name, race) if is_speed else next(iter(entrants), "")
+    best = _fastest(journal.run, entrants, terms.reference_name, race) if is_speed else next(iter(entrants), "")
     name = best.removesuffix(WITH_TODAY) or terms.reference_name
     config = entrants.get(best, configs[terms.reference_name])
     at_speed, accurate = (None if other == name else other for other in (at_speed, accurate))
@@ -149,12 +148,12 @@ def _entrants(
     return found
 
 
-def _fastest(records: Sequence[Record], entrants: Mapping[str, Any], reference: str, race: Race) -> str:
+def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], reference: str, race: Race) -> str:
     """Returns the fastest of the entrants in turns, the first without any turns; "" if the reference is faster.
 
     Of those that are as fast, by what windows can tell, it is the one that is expected to be best.
     """
-    rates = {name: rate for name in [*entrants, reference] if (rate := median_rate(records, name))}
+    rates = {name: rate for name in [*entrants, reference] if (rate := median_rate(run, name))}
     measured = [name for name in entrants if name in rates]
     if not measured or reference not in rates:
         return next(iter(entrants), "")
@@ -170,11 +169,8 @@ class _Trainings:
     def __init__(self, profiler: Profiler, journal: Journal, terms: ConfirmTerms, told: Told, reserve_s: float) -> None:
         """`reserve_s` are the seconds that are left for windows."""
         self._profiler, self._journal, self._terms, self._told = profiler, journal, terms, told
-        records = journal.records
-        self._search = [
-            t for t in trials(records) if t.id not in trained_beside(records) and t.outcome == "ok" and t.samples_per_s
-        ]
-        self._configs: dict[str, Mapping[str, Scalar]] = {t.id: t.config for t in self._search}
+        self._search = [t for t in journal.run.searched if t.outcome == Outcome.OK and t.samples_per_s]
+        self._configs: dict[str, Mapping[str, Scalar]] = {t.trial: t.config for t in self._search}
         if terms.system is not None:
             self._configs[SYSTEM] = terms.system
         self._expected, self._noise = self._by_model()
@@ -182,8 +178,8 @@ class _Trainings:
         self._reference_per_s = terms.per_s(terms.reference) or self._searched_per_s()
 
     def _searched_per_s(self) -> float:
-        own = reference_of(self._journal.records)
-        return float(own.samples_per_s or 0.0) if own is not None else 0.0
+        reference = self._journal.run.reference
+        return 0.0 if reference is None else reference.samples_per_s or 0.0
 
     def _by_model(self) -> tuple[dict[str, Expected], float]:
         """Returns what the search's trainings let expect of each finalist, and the noise between seeds.
@@ -191,12 +187,12 @@ class _Trainings:
         The reference's quality is the mean of its trainings in the search and before it: later ones count as pairs.
         """
         rule, names, name = self._terms.rule, self._terms.space.parameters, self._terms.reference_name
-        own = reference_of(self._journal.records)
-        values = {t.id: finite(t.values.get(rule.objective)) for t in self._search}
-        begun = next((r.seq for r in self._journal.records if r.event == "trial_start"), 0)
-        again = [r for r in self._journal.records if r.event == "confirmed" and r["name"] == name and r.seq < begun]
-        todays = [finite(r["values"].get(rule.objective)) for r in again if r["outcome"] == Outcome.OK]
-        todays += [] if own is None else [finite(own.values.get(rule.objective))]
+        run = self._journal.run
+        values = {t.trial: t.values.get(rule.objective) for t in self._search}
+        begun = min((trial.starts[0].seq for trial in run.begun), default=0)
+        again = [r for r in run.confirmed if r.name == name and r.seq < begun and r.is_ok]
+        todays = [r.values.get(rule.objective) for r in again]
+        todays += [] if run.reference is None else [run.reference.values.get(rule.objective)]
         known_todays = [value for value in todays if value is not None]
         known_todays = known_todays or [value for value in values.values() if value is not None][:1]
         if not known_todays or not self._search:
@@ -204,13 +200,13 @@ class _Trainings:
         floor = statistics.fmean(known_todays)
         rows = [{n: v for n, v in t.config.items() if n in names} for t in self._search]
         seen = [
-            Seen(row, float(t.samples_per_s or 0.0), None if (v := values[t.id]) is None else rule.gain(v, floor))
+            Seen(row, float(t.samples_per_s or 0.0), None if (v := values[t.trial]) is None else rule.gain(v, floor))
             for row, t in zip(rows, self._search, strict=True)
         ]
         reference = {n: v for n, v in self._terms.reference.items() if n in names}
         known = Known(reference, 1.0, seen, rule, [rule.gain(value, floor) for value in known_todays])
         model = Proposals(self._terms.space)
-        expected = dict(zip((t.id for t in self._search), model.expected(rows, known), strict=True))
+        expected = dict(zip((t.trial for t in self._search), model.expected(rows, known), strict=True))
         return expected, model.noise(known)
 
     def run(self, most_seeds: int) -> Race:
@@ -227,20 +223,20 @@ class _Trainings:
     def train_reference(self, most_seeds: int) -> None:
         """Trains the reference on so many fresh seeds; on no other once one training has failed or was cut."""
         name = self._terms.reference_name
-        ended = [r for r in self._journal.records if r.event == "confirmed" and r["name"] == name]
+        ended = [r for r in self._journal.run.confirmed if r.name == name]
         for seed in self._terms.seeds[:most_seeds]:
-            if any(r["outcome"] != Outcome.OK for r in ended):
+            if not all(r.is_ok for r in ended):
                 return
-            if all(r["seed"] != seed for r in ended):
-                self._train(name, self._terms.reference, seed, self._terms.left_s())
-                ended.append(self._journal.records[-1])
+            if all(r.seed != seed for r in ended):
+                ended.append(self._train(name, self._terms.reference, seed, self._terms.left_s()))
 
     def _for_quality(self, race: Race) -> list[str]:
         """Returns the configuration of the best quality at no less than today's speed, while it lacks seeds.
 
         It is chosen by the search alone: by what is seen since, another would be expected to be best after each seed.
         """
-        able = [t.id for t in self._search if race.per_s(t.id) >= self._reference_per_s / FASTER and race.has(t.id)]
+        names = [t.trial for t in self._search if race.has(t.trial)]
+        able = [name for name in names if race.per_s(name) >= self._reference_per_s / FASTER]
         nothing = Expected(-math.inf, 0.0)
         best = max(able, key=lambda name: self._expected.get(name, nothing).gain, default=None)
         return [best] if best is not None and not race.is_settled(best) else []
@@ -248,38 +244,37 @@ class _Trainings:
     def race(self) -> Race:
         """Returns the race as the records have it."""
         rule, reference = self._terms.rule, self._terms.reference_name
-        ended = [r for r in self._journal.records if r.event == "confirmed" and r["seed"] in self._terms.seeds]
-        tried = [r for r in ended if r["outcome"] != Outcome.CUT]
+        ended = [r for r in self._journal.run.confirmed if r.seed in self._terms.seeds]
+        tried = [r for r in ended if r.outcome != Outcome.CUT]
         quality: dict[str, dict[int, float]] = {}
         speed: dict[str, dict[int, float]] = {}
         for record in tried:
-            value, per_s = finite(record["values"].get(rule.objective)), finite(record.get("samples_per_s"))
-            if record["outcome"] == Outcome.OK and value is not None:
-                quality.setdefault(record["name"], {})[record["seed"]] = value
-                speed.setdefault(record["name"], {})[record["seed"]] = per_s or 0.0
+            value = record.values.get(rule.objective)
+            if record.is_ok and value is not None:
+                quality.setdefault(record.name, {})[record.seed] = value
+                speed.setdefault(record.name, {})[record.seed] = record.samples_per_s or 0.0
         today, today_per_s = quality.get(reference, {}), speed.get(reference, {})
         finalists = []
         for name, config in self._configs.items():
             own = quality.get(name, {})
             ratios = [speed[name][n] / today_per_s[n] for n in own if speed[name][n] and today_per_s.get(n)]
             per_s = self._terms.per_s(config) or next(
-                (t.samples_per_s or 0.0 for t in self._search if t.id == name), 0.0
+                (t.samples_per_s or 0.0 for t in self._search if t.trial == name), 0.0
             )
             per_s = self._reference_per_s * statistics.geometric_mean(ratios) if ratios else per_s
             fresh = own if rule.at_least is not None else own.keys() & today.keys()
             gains = {n: rule.gain(own[n], today.get(n, 0.0)) for n in sorted(fresh)}
             expected = self._expected.get(name, Expected(0.0, self._noise))
-            failed = any(r["name"] == name and r["outcome"] != Outcome.OK for r in tried)
+            failed = any(r.name == name and not r.is_ok for r in tried)
             finalists.append(Finalist(name, per_s, expected, gains, own, failed))
         return Race(finalists, self._reference_per_s, rule, self._noise, today)
 
     def _train_next(self, name: str) -> bool:
         """Trains a finalist on its next seed, and the reference on the same; returns whether anything was trained."""
-        reference, since = self._terms.reference_name, reopened(self._journal.records)[0].seq
-        ended = [r for r in self._journal.records if r.event == "confirmed"]
+        reference, run = self._terms.reference_name, self._journal.run
         # What was cut before the study got more time is made up for.
-        ended = [r for r in ended if r["outcome"] != Outcome.CUT or r.seq >= since]
-        tried = {(r["name"], r["seed"]) for r in ended}
+        ended = [r for r in run.confirmed if r.outcome != Outcome.CUT or r.seq >= run.since()]
+        tried = {(r.name, r.seed) for r in ended}
         wanted = {name: self._configs[name]}
         if self._terms.rule.at_least is None:
             wanted[reference] = self._terms.reference
@@ -302,37 +297,36 @@ class _Trainings:
         per_s = self._terms.per_s(knobs) or self._reference_per_s
         return MORE * self._terms.samples / per_s if per_s else 0.0
 
-    def _train(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> None:
+    def _train(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> ConfirmedRecord:
         journal, samples = self._journal, self._terms.samples
         found = self._profiler.train(knobs, samples, self._milestones(), seed, left_s)
-        self._told(
-            journal.append(
-                "confirmed",
-                name=name,
-                config=dict(found.get("knobs", knobs)),
-                seed=seed,
-                outcome=found["outcome"],
-                message=found["message"],
-                values=found["values"],
-                curve=found.get("curve", []),
-                samples=found["samples"],
-                samples_per_s=found["measured_samples_per_s"],
-                train_s=found["train_s"],
-                setup_s=found.get("setup_s", 0.0),
-                evaluate_s=found["evaluate_s"],
-                peak_allocated_bytes=found["peak_allocated_bytes"],
-                **{n: found[n] for n in ("spans", "telemetry", "active", "has_ended") if n in found},
-            )
+        again = journal.append(
+            ConfirmedRecord,
+            name=name,
+            config=dict(found.get("knobs", knobs)),
+            seed=seed,
+            outcome=found["outcome"],
+            message=found["message"],
+            values=found["values"],
+            curve=found.get("curve", []),
+            samples=found["samples"],
+            samples_per_s=found["measured_samples_per_s"],
+            train_s=found["train_s"],
+            setup_s=found.get("setup_s", 0.0),
+            evaluate_s=found["evaluate_s"],
+            peak_allocated_bytes=found["peak_allocated_bytes"],
+            **{n: found[n] for n in ("spans", "telemetry", "active", "has_ended") if n in found},
         )
+        self._told(again)
+        return again
 
     def _milestones(self) -> tuple[int, ...]:
         """Returns after how many samples a training is evaluated, the last its end."""
-        samples = self._terms.samples
+        samples, run = self._terms.samples, self._journal.run
         costs = [
-            float(r["evaluate_s"]) / max(1e-9, float(r["train_s"])) / (1 + rungs)
-            for r in self._journal.records
-            if r.event == "trial" and r["outcome"] == Outcome.OK and r.get("train_s") and r.get("evaluate_s")
-            for rungs in [sum(one.event == "rung" and one["trial"] == r["trial"] for one in self._journal.records)]
+            end.evaluate_s / max(1e-9, end.train_s) / (1 + len(run.trials[end.trial].rungs))
+            for end in run.ended
+            if end.outcome == Outcome.OK and end.train_s and end.evaluate_s
         ]
         points = POINTS if not costs else max(1, min(POINTS, int(EVALUATE_FRAC / max(1e-9, statistics.median(costs)))))
         return tuple(dict.fromkeys(max(1, round(samples * n / points)) for n in range(1, points + 1)))
@@ -360,10 +354,10 @@ def windows_reserve_s(left_s: float, budget: ConfirmSection, cost_s: float) -> f
     return min(whole_s, max(short_s, left_s / 3))
 
 
-def window_cost_s(records: Sequence[Record]) -> float:
+def window_cost_s(run: History) -> float:
     """Returns what a window costs beside its own length, by what the probes have taken beside theirs."""
-    ended = [r for r in records if r.event == "probe" and r["outcome"] == "ok" and r.get("spans") and r.get("wall_s")]
-    costs = [float(r["wall_s"]) - float(r["spans"]["wall_s"]) for r in ended]
+    ended = [probe for probe in run.probes if probe.outcome == Outcome.OK and probe.spans and probe.wall_s]
+    costs = [probe.wall_s - float(probe.spans["wall_s"]) for probe in ended]
     return SETTLE_S + statistics.fmean(costs) if costs else WINDOW_COST_S
 
 
@@ -381,9 +375,9 @@ def measure_windows(
     as `LEAST_ROUNDS` of them need in the seconds that `left_s` returns, and no round is begun that cannot be ended; who
     is too slow for it is left out with a note.
     """
-    have, names = _missing(windows(journal.records), named, budget)
+    have, names = _missing(journal.run.windows, named, budget)
     if names:  # together with those of today alone
-        today = [r for r in reopened(journal.records) if r.event == "window"]
+        today = [window for window in journal.run.windows if window.seq >= journal.run.since()]
         have, names = _missing(today, named, budget)
     if not names or left_s() < len(names) * LEAST_WINDOW_S:
         return
@@ -401,7 +395,7 @@ def measure_windows(
             if (name, number) not in have:
                 found = profiler.window(named[name], window_s, seed=number)
                 took_s += float(found.get("wall_s") or 0.0)
-                told(journal.append("window", name=name, round=number, config=dict(named[name]), **found))
+                told(journal.append(WindowRecord, name=name, round=number, config=dict(named[name]), **found))
         round_s = took_s or round_s
 
 
@@ -418,32 +412,33 @@ def _warmed(
     What ran last in the process was something else, and the first time is slow. Left out with a note is who fails, and
     who would, by its probe, not come to `LEAST_ROUNDS`, or leave no time for a round of those before it.
     """
-    speeds, costs_s = Speeds(probed(journal.records)), dict[str, float]()
+    speeds, costs_s = Speeds(probed(journal.run.probes)), dict[str, float]()
     for name, knobs in named.items():
         rate = speeds.of(knobs)
         least_s = WINDOW_STEPS * Knobs.of(knobs).batch_size / rate if rate else 0.0
         if left_s() < max((1 + LEAST_ROUNDS) * least_s, least_s + sum(costs_s.values())):
             text = f"too little time is left to measure {name} in turns with the others"
-            told(journal.append("note", text=f"{text}: a larger search.max_time has it"))
+            told(journal.append(NoteRecord, text=f"{text}: a larger search.max_time has it"))
             continue
         found = profiler.window(knobs, 0.0, seed=seed)
         if (outcome := found.get("outcome", Outcome.OK)) != Outcome.OK:
             said = str(found.get("message") or "").partition("\n")[0][:160]
-            told(journal.append("note", text=f"{name} is not measured in turns: {outcome}{f': {said}' * bool(said)}"))
+            text = f"{name} is not measured in turns: {outcome}{f': {said}' * bool(said)}"
+            told(journal.append(NoteRecord, text=text))
             continue
         costs_s[name] = float(found.get("wall_s") or 0.0)
     return costs_s
 
 
 def _missing(
-    known: Sequence[Record], named: Mapping[str, Mapping[str, Scalar]], budget: ConfirmSection
+    known: Sequence[WindowRecord], named: Mapping[str, Mapping[str, Scalar]], budget: ConfirmSection
 ) -> tuple[set[tuple[str, int]], list[str]]:
     """Returns the windows there are, by name and round, and the names that lack some."""
-    have = {(r["name"], r["round"]) for r in known if r.get("config") == dict(named.get(r["name"], {}))}
+    have = {(window.name, window.round) for window in known if window.config == dict(named.get(window.name, {}))}
     return have, [name for name in named if any((name, number) not in have for number in range(budget.windows))]
 
 
-def median_rate(records: Sequence[Record], name: str) -> float | None:
+def median_rate(run: History, name: str) -> float | None:
     """Returns the median samples a second of a configuration's windows, or None where it has none."""
-    rates = [r["samples_per_s"] for r in windows(records) if r["name"] == name and r["samples_per_s"]]
+    rates = [window.samples_per_s for window in run.windows if window.name == name and window.samples_per_s]
     return statistics.median(rates) if rates else None

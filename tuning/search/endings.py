@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tuning.journal.records import Journal, Record
+from trainables.knobs import Scalar
+from tuning.journal.events import OomRecord, RefusedRecord, RestartRecord, TrialRecord
+from tuning.journal.records import Journal
 from tuning.memory.groups import learn, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import CRASHED, UNDEFINED, Outcome
@@ -83,21 +86,30 @@ def measured(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in _KEPT if name in found}
 
 
-def outcome(found: str, live: Mapping[str, Any]) -> str:
-    """Returns how a trial ended: one that was cut or stopped, or ruled out, is no `ok`."""
-    if "stopped_at" in live and found in (Outcome.OK, Outcome.REFUSED):
-        return str(Outcome.STOPPED)
-    return str(Outcome.REFUSED) if live.get("ruled_out") and found == Outcome.OK else found
+@dataclass
+class Live:
+    """A trial that runs: its knobs, and after how many samples, or why, it was stopped or ruled out."""
+
+    knobs: Mapping[str, Scalar]
+    stopped_at: int | None = None
+    reason: str = ""
+    is_ruled_out: bool = False
+
+    def outcome(self, result: str) -> str:
+        """Returns how it ended: one that was cut or stopped, or ruled out, is no `ok`."""
+        if self.stopped_at is not None and result in (Outcome.OK, Outcome.REFUSED):
+            return str(Outcome.STOPPED)
+        return str(Outcome.REFUSED) if self.is_ruled_out and result == Outcome.OK else result
 
 
-def others_alike(found: Mapping[str, Any]) -> bool | None:
+def others_alike(end: TrialRecord) -> bool | None:
     """Returns whether others are likely to fail as this trial did, by its record: it crashed, or a metric is NaN where
     the loss is finite. None where that is open: a loss diverges at its learning rate, and anything does under fp16.
     """
-    if found["outcome"] != Outcome.DIVERGED:
-        return found["outcome"] in CRASHED
-    is_fp16 = found["config"].get("amp_dtype") == "fp16"
-    return True if found.get("fault") == UNDEFINED.name and not is_fp16 else None
+    if end.outcome != Outcome.DIVERGED:
+        return end.outcome in CRASHED
+    is_fp16 = end.config.get("amp_dtype") == "fp16"
+    return True if end.fault == UNDEFINED.name and not is_fp16 else None
 
 
 def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,22 +120,23 @@ def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
 def begun_again(journal: Journal, guard: MemoryGuard, trial: str, found: Mapping[str, Any]) -> None:
     """Writes with which system knobs a trial failed before it began again, and teaches the guard."""
     for failed in found.get("ooms", []):
-        journal.append("oom", trial=trial, config=failed["knobs"], **_why(failed))
-        learn(guard, failed["knobs"], {**failed, "outcome": Outcome.OOM})
+        learn(guard, journal.append(OomRecord, trial=trial, config=failed["knobs"], **_why(failed)))
     for failed in found.get("restarts", []):
-        journal.append("restart", trial=trial, config=failed["knobs"], **_why(failed))
+        journal.append(RestartRecord, trial=trial, config=failed["knobs"], **_why(failed))
 
 
-def observation(record: Record, objective: str, qualities: Qualities, guard: MemoryGuard) -> Observation:
-    """Returns what the sampler is told of a record `trial` or `refused`."""
-    ended = str(Outcome.REFUSED) if record.event == "refused" else str(record["outcome"])
-    if ended in OVER_MEMORY:
-        verdict = guard.judge(*need_of(record["config"]))
+def observation(
+    end: TrialRecord | RefusedRecord, objective: str, qualities: Qualities, guard: MemoryGuard
+) -> Observation:
+    """Returns what the sampler is told of a trial that ended, or of a configuration that was refused."""
+    if isinstance(end, RefusedRecord) or end.outcome in OVER_MEMORY:
+        verdict = guard.judge(*need_of(end.config))
         # A launched OOM was predicted to fit: what its last step would have needed is the least.
-        wanted_bytes, cap_bytes = record.get("wanted_bytes"), record.get("cap_bytes") or guard.cap_bytes
+        wanted_bytes = end.wanted_bytes if isinstance(end, TrialRecord) else None
+        cap_bytes = end.cap_bytes or guard.cap_bytes
         least_bytes = wanted_bytes - cap_bytes if wanted_bytes and cap_bytes else 0
         return Observation(overshoot_bytes=max(1, least_bytes, guard.overshoot_bytes(verdict)))
-    values = {SAMPLES_PER_S: record.get(SAMPLES_PER_S), **dict(record.get("values") or {})}
-    if ended in (Outcome.STOPPED, Outcome.CUT):
-        values[objective] = qualities.guess(record["trial"])
-    return Observation(values, failed=ended not in (Outcome.OK, Outcome.STOPPED, Outcome.CUT))
+    values = {SAMPLES_PER_S: end.samples_per_s, **end.values}
+    if end.outcome in (Outcome.STOPPED, Outcome.CUT):
+        values[objective] = qualities.guess(end.trial)
+    return Observation(values, failed=end.outcome not in (Outcome.OK, Outcome.STOPPED, Outcome.CUT))

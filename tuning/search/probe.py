@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from trainables.knobs import Scalar, is_active, table
 from tuning.config.schema import ProbeSection, StudyConfig
 from tuning.config.space import Choice, Range, Space
-from tuning.journal.records import Journal, Record
+from tuning.journal.events import ProbeRecord, RefusedRecord
+from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused, uncut
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.memory.oom import CRASHED, Outcome, others_would_crash
@@ -59,15 +61,15 @@ class ProbeStage:
         self._batch_size = reference_batch_size(space)
         self._groups = speed_groups(space)
         self._probe_s = budget.probe_time_s
-        own = [r for r in _ended(journal) if not r["name"]]
-        own += [r for r in journal.records if r.event == "refused" and r["stage"] == "probe"]
-        self._known: dict[tuple[Scalar, ...], Record] = {self._place(r["config"]): r for r in own}
+        self._known: dict[tuple[Scalar, ...], ProbeRecord | RefusedRecord] = {}
+        self._known |= {self._place(r.config): r for r in _ended(journal.run) if not r.name}
+        self._known |= {self._place(r.config): r for r in _refused(journal.run)}
 
     def run(self, named: Mapping[str, Mapping[str, Scalar]], told: Told) -> None:
         """Measures until the stage's time is spent, then what is `named`; leaves out what the records hold."""
         self._told = told
         began = self._clock()
-        have = {r["name"] for r in _ended(self._journal) if r["name"]}
+        have = {r.name for r in _ended(self._journal.run) if r.name}
         kept = len(named.keys() - have) * NAMED_TIMES
         self._probe_s = self._a_probe_s(kept)
         until = began + self._budget.max_time_s - kept * self._probe_s
@@ -108,8 +110,8 @@ class ProbeStage:
     @property
     def _only_crash(self) -> bool:
         """Returns whether all probes so far have crashed, and others would, too."""
-        ends = [r for r in self._known.values() if r.event == "probe"]
-        crashed = [str(r.get("message")) for r in ends if r.get("outcome") in CRASHED]
+        ends = [r for r in self._known.values() if isinstance(r, ProbeRecord)]
+        crashed = [r.message for r in ends if r.outcome in CRASHED]
         return len(crashed) == len(ends) and others_would_crash(crashed)
 
     def _smaller_batches(self) -> list[int]:
@@ -144,12 +146,13 @@ class ProbeStage:
         if record is None:
             asked = self._fitting(knobs)
             record = self._refuse(asked) or self._measure(asked, self._probe_s)
-            if record.get("outcome") == "oom" and (alone := self._fitting(knobs)) != asked:
+            is_oom = isinstance(record, ProbeRecord) and record.outcome == Outcome.OOM
+            if is_oom and (alone := self._fitting(knobs)) != asked:
                 self._told(record)
                 record = self._measure(alone, self._probe_s)
             self._known[self._place(knobs)] = record
             self._told(record)
-        return next(iter(probed([record])), None)
+        return next(iter(probed([record] if isinstance(record, ProbeRecord) else [])), None)
 
     def _place(self, knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
         return place_of({**knobs, "batch_size": self._batch_size})
@@ -170,15 +173,15 @@ class ProbeStage:
         left = without_slower_optimizers([best, found])
         return rank > best_rank if len(left) == 2 else left == [found]
 
-    def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> Record:
-        peers = [p for p in probed(self._journal.records) if group_of(p.knobs) == group_of(knobs)]
+    def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> ProbeRecord:
+        peers = [p for p in probed(self._journal.run.probes) if group_of(p.knobs) == group_of(knobs)]
         size = int(knobs.get("batch_size", self._batch_size))
         fastest = max((rate for p in peers if (rate := p.at_batch_size(size)) is not None), default=0.0)
         p_oom = self._judged(knobs).p_oom
         found = self._profiler.probe(knobs, time_s, 0.0 if name else fastest)
         found = {"cap_bytes": self._guard.cap_bytes, **found}
-        record = self._journal.append("probe", name=name, config=knobs, p_oom=p_oom, **found)
-        learn(self._guard, knobs, record.fields)
+        record = self._journal.append(ProbeRecord, name=name, config=knobs, p_oom=p_oom, **found)
+        learn(self._guard, record)
         return record
 
     def _fitting(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:
@@ -193,7 +196,7 @@ class ProbeStage:
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
         return self._guard.judge(*need_of(knobs), threshold=MOST_P_OOM_PROBE)
 
-    def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
+    def _refuse(self, knobs: dict[str, Scalar]) -> RefusedRecord | None:
         verdict = self._judged(knobs)
         return None if verdict.fits else refused(self._journal, knobs, verdict, self._guard.cap_bytes, "probe")
 
@@ -202,11 +205,12 @@ class ProbeStage:
         batch in one piece, or in the largest that fit (docs/log/probes.md).
         """
         here = {**self._space.fixed, **group, "batch_size": self._batch_size}
-        known = [p for p in probed(list(self._known.values())) if inside(self._space, p)]
+        ends = [r for r in self._known.values() if isinstance(r, ProbeRecord)]
+        known = [p for p in probed(ends) if inside(self._space, p)]
         found = without_slower_optimizers(known)
         own = [p for p in found if group_of(p.knobs) == group_of(here)]
         best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)
-        base = uncut(self._space, self._journal.records, self._guard) if best is None else best.knobs
+        base = uncut(self._space, self._journal.run, self._guard) if best is None else best.knobs
         return self._clipped({**here, **{n: v for n, v in base.items() if n in table().system}})
 
     def _clipped(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -214,15 +218,15 @@ class ProbeStage:
         return {n: v for n, v in whole.items() if is_active(n, whole)}
 
 
-def left_out(records: Sequence[Record], space: Space) -> list[str]:
+def left_out(run: History, space: Space) -> list[str]:
     """Returns the searched system knobs of which only one value was probed, or refused, though they have an effect
     beside the others of the fastest probe.
     """
-    own = [r for r in records if r.event == "probe" and not r["name"]]
-    best = max(probed(own), key=lambda one: one.samples_per_s, default=None)
+    probes = [r for r in run.probes if not r.name]
+    best = max(probed(probes), key=lambda one: one.samples_per_s, default=None)
     if best is None:
         return []
-    own += [r for r in records if r.event == "refused" and r["stage"] == "probe"]
+    configs = [r.config for r in probes] + [r.config for r in _refused(run)]
     searched = [n for n in space.subset({"system"}).parameters if is_active(n, best.knobs)]
     size = int(best.knobs.get("batch_size", table().defaults["batch_size"]))
 
@@ -230,14 +234,18 @@ def left_out(records: Sequence[Record], space: Space) -> list[str]:
         return {min(int(v), size) if name == "micro_batch_size" and v is not None else v for v in values}
 
     def tried(name: str) -> set[Scalar | None]:
-        return come_to(name, (r["config"].get(name) for r in own if is_active(name, r["config"])))
+        return come_to(name, (config.get(name) for config in configs if is_active(name, config)))
 
     return [n for n in searched if len(tried(n)) < 2 <= len(come_to(n, _values(space, n)))]
 
 
-def _ended(journal: Journal) -> list[Record]:
+def _ended(run: History) -> list[ProbeRecord]:
     """Returns the probes that there are; one that search.max_time cut says nothing, and is measured with more of it."""
-    return [r for r in journal.records if r.event == "probe" and r["outcome"] != Outcome.CUT]
+    return [probe for probe in run.probes if probe.outcome != Outcome.CUT]
+
+
+def _refused(run: History) -> list[RefusedRecord]:
+    return [refusal for refusal in run.refused if refusal.stage == "probe"]
 
 
 def speed_groups(space: Space) -> list[dict[str, Scalar]]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainables.knobs import Scalar
-from tuning.journal.records import Record
+from tuning.journal.events import Event
 from tuning.memory.measure import Footprints
 
-Told = Callable[[Record], None]
-"""Hears each record as it is written."""
+Told = Callable[[Event], None]
+"""Hears each event as it is written."""
 
 
 class Probes(Protocol):

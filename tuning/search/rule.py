@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tuning.config.choices import Goal
-from tuning.config.lenient import finite, mapping
 
 ROUNDING = 1e-9
 """0.91 - 0.90 is 0.010000000000000009: a difference this much over the tolerance is still within it."""
@@ -29,10 +27,9 @@ class Baseline:
         return f"{self.name} ({self.value:.4g})"
 
 
-def best_baseline(baselines: Mapping[str, Any], objective: str, mode: str) -> Baseline | None:
+def best_baseline(baselines: Mapping[str, Mapping[str, float]], objective: str, mode: str) -> Baseline | None:
     """Returns the best of baselines, by name and objectives as records have them; None if none is a number."""
-    values = {name: finite(mapping(own).get(objective)) for name, own in mapping(baselines).items()}
-    found = [Baseline(name, value) for name, value in values.items() if value is not None]
+    found = [Baseline(name, own[objective]) for name, own in baselines.items() if objective in own]
     return (min if mode == "min" else max)(found, key=lambda one: one.value, default=None)
 
 

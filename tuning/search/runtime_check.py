@@ -6,12 +6,11 @@ without a reader (learning rate, warm-up, a workload's own) has no row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trainables.knob_columns import Seen, word
 from trainables.knobs import is_active, table
+from tuning.journal.events import Config
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Row:
     agrees: bool | None
 
 
-def compare(config: Mapping[str, Any], active: Seen) -> list[Row]:
+def compare(config: Config, active: Seen) -> list[Row]:
     """Returns a row for each knob of the configuration that can be read back; none for a run without a first step."""
     rows = []
     for name, asked in config.items() if active else ():
@@ -40,7 +39,7 @@ def compare(config: Mapping[str, Any], active: Seen) -> list[Row]:
     return rows
 
 
-def disagreements(config: Mapping[str, Any], active: Seen) -> list[str]:
+def disagreements(config: Config, active: Seen) -> list[str]:
     """Returns a sentence for each knob that was not honoured; the same one whenever the same is seen."""
     return [
         f"knobs.{row.knob}={row.asked} was asked; the first step showed {row.seen}"

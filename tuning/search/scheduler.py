@@ -6,17 +6,18 @@ import itertools
 import math
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainables.knobs import Knobs, Scalar, table
 from tuning.config.choices import PrunerName, SamplerName, Strategy
-from tuning.config.lenient import finite
 from tuning.config.schema import PLAIN
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
+from tuning.journal import events
+from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.memory.groups import defaults, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome, others_would_crash
@@ -73,7 +74,7 @@ class TrialScheduler:
         self._journal, self._space, self._guard = journal, space, guard
         self._terms, self._plan, self._told = terms, plan, told
         self._staged = terms.strategy == "staged"
-        known = [p for p in probed(journal.records) if inside(space, p)] if self._staged else []
+        known = [p for p in probed(self._run.probes) if inside(space, p)] if self._staged else []
         self._speeds = Speeds(known, is_alone=plan.concurrency == 1)
         searched = space.subset({"learning", "both"}) if self._staged else space
         self._names = tuple(searched.parameters)
@@ -81,7 +82,7 @@ class TrialScheduler:
         self._default_rule = Rule(self._objective, mode)
         self._qualities = endings.Qualities()
         self._reference = space.whole(terms.reference or defaults(space))
-        self._reference_id = next((r["trial"] for r in journal.records if _is_of_reference(r)), "")
+        self._reference_id = next((t.id for t in self._run.begun if t.named), "")
         self._may_train_reference = True
         today = self._searched(self._reference)
         self._has_today = all(today[n] in searched.parameters[n] for n in today)
@@ -90,32 +91,37 @@ class TrialScheduler:
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
         self._sampler = Sampler(searched, objectives, terms.seed, name=terms.sampler, initial=initial)
         self._proposals = Proposals(searched)
-        self._trained: dict[str, tuple[Mapping[str, Scalar], Mapping[str, Scalar], float]] = {}
-        """Of each trial that ended: the searched values, its knobs, and the speed that was recorded."""
+        self._trained: dict[str, events.TrialRecord] = {}
+        """Each trial that came to its end, or was stopped and can be guessed."""
         self._ratios: dict[tuple[Scalar, ...], list[float]] = defaultdict(list)
         """Of speed groups that trained: the speed that each training measured over what probes let expect of it."""
         self._numbers: dict[str, int] = {}
-        self._live: dict[str, dict[str, Any]] = {}
+        self._live: dict[str, endings.Live] = {}
         self._expected: dict[str, dict[str, float]] = {}
         """Of what is to begin: the speed that is expected of it and that of the pick of now, in samples/s."""
-        self._beside = trained_beside(journal.records)
-        self._attempts: Counter[str] = Counter()
-        self._asked: dict[str, dict[str, Scalar]] = {}
+        self._beside = {t.id for t in self._run.begun if t.is_beside}
         self._again: list[TrialRequest] = []
         self._retries: list[dict[str, Scalar]] = []
         self._whole_s: list[float] = []
-        self._refused = 0
         self._crashes: dict[str, str] | None = {}
         """What trials of this session failed with, "" where others need not; None once one of any has come further."""
-        self._whole_peaks = peaks_are_whole(journal.records)
-        opening = last(journal.records, "study")
-        self._once_through = int((opening.get("train_samples") if opening else None) or plan.samples)
+        self._whole_peaks = peaks_are_whole(self._run)
+        self._once_through = (self._run.study.train_samples if self._run.study else 0) or plan.samples
         self.stop_reason = ""
         """Why no other trial begins, "" while more may."""
         self.is_out_of_time = False
         self.has_nothing_better = False
         """It ended since nothing was worth a training: what fresh seeds say may change that."""
         self._restore()
+
+    @property
+    def _run(self) -> History:
+        return self._journal.run
+
+    @property
+    def _refused(self) -> int:
+        """Returns how many proposals were refused; a trial that waited and was refused is none."""
+        return sum(refusal.stage == "search" and not refusal.trial for refusal in self._run.refused)
 
     # -- what the executor calls --------------------------------------------------------------------------------------
 
@@ -160,7 +166,6 @@ class TrialScheduler:
                 return request
             gone = self._refusal(knobs, verdict)
             self._sampler.observe(proposal.number, self._observation(gone))
-            self._refused += 1
             self._told(gone)
         return None
 
@@ -174,21 +179,21 @@ class TrialScheduler:
             return True
         samples = int(result.get("samples") or 0)
         if self._time_is_up():
-            live.update(stopped_at=samples, reason=OUT_OF_TIME)
+            live.stopped_at, live.reason = samples, OUT_OF_TIME
             return False
         if samples >= self._once_through:
             return True
-        verdict = self._judged(result.get("knobs") or live["knobs"])
+        verdict = self._judged(result.get("knobs") or live.knobs)
         if verdict.action == "launch":
             return True
-        live.update(ruled_out=True, reason=f"ruled out by what was learned since it began: {verdict.reason}")
+        live.is_ruled_out, live.reason = True, f"ruled out by what was learned since it began: {verdict.reason}"
         return False
 
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Returns whether the trial goes on; the rung is written first."""
-        samples, values, knobs = int(result["samples"]), dict(result["values"]), self._live[trial]["knobs"]
+        samples, values, live = int(result["samples"]), dict(result["values"]), self._live[trial]
         measured = result.get("measured_samples_per_s")
-        rate = self._speeds.judged(knobs, measured) or 0.0
+        rate = self._speeds.judged(live.knobs, measured) or 0.0
         milestone = max(m for m in self._plan.milestones if m <= samples)
         self._crashes = None
         is_early = self._is_early(result)
@@ -200,9 +205,11 @@ class TrialScheduler:
         speeds = {SAMPLES_PER_S: rate, "measured_samples_per_s": measured}
         words = {"goes_on": decision.go_on, "reason": decision.reason}
         early = {"early": True} if is_early else {}
-        record = self._journal.append("rung", trial=trial, samples=samples, values=values, **speeds, **words, **early)
+        record = self._journal.append(
+            events.RungRecord, trial=trial, samples=samples, values=values, **speeds, **words, **early
+        )
         if not decision.go_on:
-            self._live[trial].update(stopped_at=samples, reason=decision.reason)
+            live.stopped_at, live.reason = samples, decision.reason
         self._told(record)
         return decision.go_on and self.goes_on(trial, result)
 
@@ -215,7 +222,7 @@ class TrialScheduler:
         return RULES[self._terms.pruner](self._qualities.beside(trial, milestone, self._reference_id, self._rule()))
 
     def _rule(self) -> Rule:
-        return rule_of(self._journal.records) or self._default_rule
+        return rule_of(self._run) or self._default_rule
 
     def _is_early(self, result: Mapping[str, Any]) -> bool:
         """Returns whether the last of several phases has not begun at a rung: what is judged is what it trains."""
@@ -230,7 +237,7 @@ class TrialScheduler:
 
         Nothing is taught where the trial needed less than its slot, as on a card that others have filled.
         """
-        knobs = dict(result.get("knobs") or self._live[trial]["knobs"])
+        knobs = dict(result.get("knobs") or self._live[trial].knobs)
         needed_more = (result.get("wanted_bytes") or 0) > (result.get("cap_bytes") or math.inf)
         kind = "ooms" if result["outcome"] == Outcome.OOM and needed_more else "restarts"
         endings.begun_again(self._journal, self._guard, trial, {kind: [{**result, "knobs": knobs}]})
@@ -239,67 +246,65 @@ class TrialScheduler:
 
     def ended(self, trial: str, result: Mapping[str, Any]) -> None:
         """Writes the ending, then teaches sampler and guard."""
-        live, found = self._live.pop(trial, {}), dict(result)
-        endings.begun_again(self._journal, self._guard, trial, found)
-        knobs = dict(found.get("knobs") or live.get("knobs") or {})
-        outcome = endings.outcome(str(found["outcome"]), live)
-        record = self._journal.append(
-            "trial",
+        live = self._live.pop(trial, endings.Live({}))
+        endings.begun_again(self._journal, self._guard, trial, result)
+        knobs = dict(result.get("knobs") or live.knobs)
+        end = self._journal.append(
+            events.TrialRecord,
             trial=trial,
             config=knobs,
-            outcome=outcome,
-            stopped_at=live.get("stopped_at"),
-            reason=live.get("reason", ""),
-            values=dict(found["values"]),
-            samples_per_s=self._speeds.judged(knobs, found.get("measured_samples_per_s")),
+            outcome=live.outcome(str(result["outcome"])),
+            stopped_at=live.stopped_at,
+            reason=live.reason,
+            values=dict(result["values"]),
+            samples_per_s=self._speeds.judged(knobs, result.get("measured_samples_per_s")),
             seed=self._terms.seed,
-            **endings.measured(found),
+            **endings.measured(result),
         )
-        learn(self._guard, knobs, record.fields, whole=self._whole_peaks)
-        alike = endings.others_alike(record.fields)
+        learn(self._guard, end, whole=self._whole_peaks)
+        alike = endings.others_alike(end)
         if alike is False:
             self._crashes = None
         elif self._crashes is not None:
-            self._crashes[trial] = str(found.get("message")) if alike else ""
-        self._teach(record)
-        self._told(record)
-        self._say_halved(trial, live.get("knobs") or {}, knobs)
-        self._retry(record)
-        is_said = any(r.event == "note" and r["text"] == NAN_IN_FP16 for r in self._journal.records)
-        if outcome == Outcome.DIVERGED and knobs.get("amp_dtype") == "fp16" and not is_said:
-            self._told(self._journal.append("note", text=NAN_IN_FP16))
+            self._crashes[trial] = end.message if alike else ""
+        self._teach(end)
+        self._told(end)
+        self._say_halved(trial, live.knobs, knobs)
+        self._retry(end)
+        is_said = any(note.text == NAN_IN_FP16 for note in self._run.notes)
+        if end.outcome == Outcome.DIVERGED and knobs.get("amp_dtype") == "fp16" and not is_said:
+            self._told(self._journal.append(events.NoteRecord, text=NAN_IN_FP16))
 
     def _say_halved(self, trial: str, begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> None:
         """Says where running out of memory has changed what a trial learned: by its micro-batch, where that matters."""
         size = "micro_batch_size"
         if size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size):
             text = f"{trial} ran out of memory and went on with {size}={ended[size]} in place of {begun[size]}"
-            self._told(self._journal.append("note", text=f"{text}, which changes what is learned here"))
+            self._told(self._journal.append(events.NoteRecord, text=f"{text}, which changes what is learned here"))
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Writes what the executor did about a trial or its process, and why."""
-        self._told(self._journal.append(event, trial=trial, reason=reason))
+        self._told(self._journal.append(events.DECISIONS[event], trial=trial, reason=reason))
 
     # -- proposals -----------------------------------------------------------------------------------------------------
 
     def _numbered(self, knobs: Mapping[str, Scalar]) -> TrialRequest:
-        """Returns a new trial under the next id, which is taken from here on."""
-        trial = f"t{1 + max((int(known[1:]) for known in self._attempts), default=-1):03d}"
-        self._attempts[trial] = 0
+        """Returns a new trial under the next id."""
+        trial = f"t{1 + max((int(known[1:]) for known in self._run.trials), default=-1):03d}"
         return TrialRequest(trial, knobs, self._terms.seed)
 
     def _begin(self, trial: str, knobs: Mapping[str, Scalar]) -> TrialRequest:
         verdict = self._judged(knobs)
         applied = verdict.applied(knobs)
-        self._attempts[trial] += 1
+        attempts = len(self._run.trials[trial].starts) if trial in self._run.trials else 0
         speeds = self._expected.pop(trial, {})
         named = {"named": self._terms.reference_name, "beside": True} if trial in self._beside else speeds
-        self._live[trial] = {"knobs": applied}
+        self._live[trial] = endings.Live(applied)
         self._journal.append(
-            "trial_start",
+            events.StartRecord,
             trial=trial,
             config=applied,
-            attempt=self._attempts[trial],
+            attempt=attempts + 1,
             predicted_bytes=verdict.predicted_bytes,
             p_oom=verdict.p_oom,
             decision=verdict.action,
@@ -344,13 +349,11 @@ class TrialScheduler:
         seen = [self._seen(trial, rule, own, today) for trial in self._trained]
         for trial, qualities in again.items():
             if trial in self._trained and today is not None:
-                values, knobs, per_s = self._trained[trial]
-                per_s = self._expected_per_s(knobs) or per_s
-                seen += [Seen(values, per_s, rule.gain(value, today)) for value in qualities]
+                seen += [Seen(*self._place(trial), rule.gain(value, today)) for value in qualities]
         for trial, live in self._live.items():
             if trial not in self._beside:
-                values = self._searched(live["knobs"])
-                seen.append(Seen(values, self._expected_per_s(live["knobs"]), 0.0, is_running=True))
+                values = self._searched(live.knobs)
+                seen.append(Seen(values, self._expected_per_s(live.knobs), 0.0, is_running=True))
         probed_per_s = (self._speeds.of(self._reference) or 0.0) * self._ratio(self._reference)
         today_per_s = max(self._expected_per_s(self._reference), probed_per_s)
         gains = [0.0] if today is None else [rule.gain(value, today) for value in todays]
@@ -359,10 +362,10 @@ class TrialScheduler:
     def _trained_again(self) -> dict[str, list[float]]:
         """Returns the qualities on fresh seeds by the name of what was trained: they teach a search that goes on."""
         found: dict[str, list[float]] = defaultdict(list)
-        for record in self._journal.records:
-            if record.event == "confirmed" and record["outcome"] == Outcome.OK:
-                value = finite(record["values"].get(self._objective))
-                found[record["name"]] += [] if value is None else [value]
+        for again in self._run.confirmed:
+            value = again.values.get(self._objective)
+            if again.is_ok and value is not None:
+                found[again.name].append(value)
         return found
 
     def _seen(self, trial: str, rule: Rule, own: float | None, today: float | None) -> Seen:
@@ -370,8 +373,7 @@ class TrialScheduler:
 
         `own` is the reference's quality by that seed, `today` its mean over all.
         """
-        values, knobs, per_s = self._trained[trial]
-        per_s = self._expected_per_s(knobs) or per_s
+        values, per_s = self._place(trial)
         whole = self._qualities.whole.get(trial)
         if whole is not None and today is not None:
             return Seen(values, per_s, rule.gain(whole, today))
@@ -381,6 +383,11 @@ class TrialScheduler:
             return Seen(values, per_s, None)
         apart = rule.gain(own, today) if rule.at_least is None else 0.0
         return Seen(values, per_s, end.gain + apart, error=max(end.error, 1e-12))
+
+    def _place(self, trial: str) -> tuple[dict[str, Scalar], float]:
+        """Returns the searched values of a trial that was trained, and its speed in samples/s as it is known by now."""
+        end = self._trained[trial]
+        return self._searched(end.config), self._expected_per_s(end.config) or end.samples_per_s or 0.0
 
     def _today(self) -> float | None:
         """Returns the reference's quality by the search's seed, of the first trial that ended if it has none."""
@@ -407,11 +414,11 @@ class TrialScheduler:
     def only_crashes(self) -> bool:
         """Returns whether those that began first failed alike, and none has come further: others would fail, too."""
         crashed = self._crashes or {}
-        first = list(itertools.takewhile(crashed.__contains__, self._attempts))
+        first = list(itertools.takewhile(crashed.__contains__, self._run.trials))
         return others_would_crash([crashed[trial] for trial in first if crashed[trial]])
 
     def _is_over(self) -> bool:
-        begun, most = len(self._attempts.keys() - self._beside), self._terms.trials
+        begun, most = len(self._run.trials.keys() - self._beside), self._terms.trials
         if self.stop_reason:
             return True
         if self.only_crashes:
@@ -456,7 +463,7 @@ class TrialScheduler:
             return request
         self._may_train_reference = False
         said = f"{self._terms.reference_name} is not trained: {verdict.reason}"
-        self._told(self._journal.append("note", text=f"{said}; the first trial that ends stands in for it"))
+        self._told(self._journal.append(events.NoteRecord, text=f"{said}; the first trial that ends stands in for it"))
         return None
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
@@ -468,105 +475,92 @@ class TrialScheduler:
         alters_nothing = self._staged and "micro_batch_size" in table().system
         return self._guard.judge(*need_of(knobs), shrink=self._plan.shrink and alters_nothing)
 
-    def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, **more: str) -> Record:
+    def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, **more: str) -> events.RefusedRecord:
         return refused(self._journal, knobs, verdict, self._guard.cap_bytes, "search", **more)
 
-    def _retry(self, record: Record) -> None:
+    def _retry(self, end: events.TrialRecord) -> None:
         """Queues once more what was ruled out while it ran, where half of its micro-batch fits."""
-        trial, config = record["trial"], record["config"]
-        if record["outcome"] != Outcome.REFUSED or trial in self._beside or not self._judged(config).fits:
+        if end.outcome != Outcome.REFUSED or end.trial in self._beside or not self._judged(end.config).fits:
             return
-        values = self._searched(config)
-        starts = [r for r in self._journal.records if r.event == "trial_start" and r["trial"] != trial]
-        if values not in self._retries and all(self._searched(r["config"]) != values for r in starts):
+        values = self._searched(end.config)
+        starts = [start for trial in self._run.begun if trial.id != end.trial for start in trial.starts]
+        if values not in self._retries and all(self._searched(start.config) != values for start in starts):
             self._retries.append(values)
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
-    def _teach(self, record: Record) -> None:
+    def _teach(self, end: events.TrialRecord) -> None:
         """Tells the sampler how a trial ended."""
-        trial, outcome, knobs = record["trial"], record["outcome"], record["config"]
-        if outcome == Outcome.OK:
-            self._whole_s.append(float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0))
-            self._speeds.learn(knobs, record.get("measured_samples_per_s"))
-            self._qualities.ended(trial, record["values"].get(self._objective))
-        self._learn_ratio(record)
-        if trial in self._beside:
+        if end.outcome == Outcome.OK:
+            self._whole_s.append(end.train_s + end.evaluate_s)
+            self._speeds.learn(end.config, end.measured_samples_per_s)
+            self._qualities.ended(end.trial, end.values.get(self._objective))
+        self._learn_ratio(end)
+        if end.trial in self._beside:
             if self._has_today and not self._staged:
-                self._sampler.replay(self._searched(knobs), self._observation(record))
+                self._sampler.replay(self._searched(end.config), self._observation(end))
             return
-        self._learn_speed(record)
-        number = self._numbers.pop(trial, None)
+        self._learn_speed(end)
+        number = self._numbers.pop(end.trial, None)
         if number is not None:
-            self._sampler.observe(number, self._observation(record))
+            self._sampler.observe(number, self._observation(end))
         else:
-            asked = self._asked.get(trial, knobs)  # it may have gone on with other system knobs
-            self._sampler.replay(self._searched(asked), self._observation(record))
+            asked = self._run.trials[end.trial].config or end.config  # it may have gone on with other system knobs
+            self._sampler.replay(self._searched(asked), self._observation(end))
 
     @property
     def has_begun(self) -> int:
         """Returns how many trials have begun."""
-        return len(self._attempts)
+        return len(self._run.begun)
 
-    def _learn_speed(self, record: Record) -> None:
+    def _learn_speed(self, end: events.TrialRecord) -> None:
         """Takes the speed and the quality of a trial that ended, or was stopped and is guessed."""
-        trial, outcome, knobs, per_s = record["trial"], record["outcome"], record["config"], record.get(SAMPLES_PER_S)
-        if outcome in endings.OVER_MEMORY or not per_s:
+        if end.outcome in endings.OVER_MEMORY or not end.samples_per_s:
             return  # the guard keeps others like it away
-        if outcome in (Outcome.STOPPED, Outcome.CUT) and self._qualities.guess(trial) is None:
+        if end.outcome in (Outcome.STOPPED, Outcome.CUT) and self._qualities.guess(end.trial) is None:
             return
-        self._trained[trial] = self._searched(knobs), knobs, per_s
+        self._trained[end.trial] = end
 
-    def _learn_ratio(self, record: Record) -> None:
+    def _learn_ratio(self, end: events.TrialRecord) -> None:
         """Takes how many times as fast as probes let expect a training was that came to its end."""
-        knobs, measured = record["config"], finite(record.get("measured_samples_per_s"))
-        probed_per_s, found = self._speeds.of(knobs), fastest(self._speeds, self._guard, knobs)
-        if record["outcome"] != Outcome.OK or not measured or found is None:
+        knobs, measured = end.config, end.measured_samples_per_s
+        probed_per_s, expected = self._speeds.of(knobs), fastest(self._speeds, self._guard, knobs)
+        if end.outcome != Outcome.OK or not measured or expected is None:
             return
         if probed_per_s is None:  # a group without a probe; the recorded speed is as it would be without neighbours
-            self._ratios[group_of(knobs)].append((record.get(SAMPLES_PER_S) or measured) / found.samples_per_s)
+            self._ratios[group_of(knobs)].append((end.samples_per_s or measured) / expected.samples_per_s)
         elif self._plan.concurrency == 1:
             self._ratios[group_of(knobs)].append(measured / probed_per_s)
 
-    def _observation(self, record: Record) -> Observation:
-        return endings.observation(record, self._objective, self._qualities, self._guard)
+    def _observation(self, end: events.TrialRecord | events.RefusedRecord) -> Observation:
+        return endings.observation(end, self._objective, self._qualities, self._guard)
 
     def _searched(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         return {n: v for n, v in knobs.items() if n in self._names}
 
     def _restore(self) -> None:
         """Brings sampler, pruner and counters to where the records left them."""
-        records = self._journal.records
-        again, ends = dict(unfinished(records)), {t.id: t for t in trials(records)}
-        alike = {r["trial"]: endings.others_alike(r.fields) for r in records if r.event == "trial"}
-        if any(r.event == "rung" for r in records) or any(alike[trial] is False for trial in ends):
+        run = self._run
+        again = {trial.id: trial.config for trial in run.unfinished}
+        alike = {end.trial: endings.others_alike(end) for end in run.ended}
+        if any(trial.rungs for trial in run.trials.values()) or False in alike.values():
             self._crashes = None
         else:  # what they failed of is mended: each begins again
-            self._crashes = {trial: "" for trial in ends if alike[trial] is None}
-            again = {trial: dict(t.config) for trial, t in ends.items() if alike[trial]} | again
-        ended = [r for r in records if r.event in ("trial", "refused") and r.get("trial") not in again]
-        judged = ends.keys() - again.keys()
-        latest = {r.get("trial"): r.seq for r in ended}
-        for record in records:
-            if record.event == "trial_start":
-                self._attempts[record["trial"]] += 1
-                self._asked[record["trial"]] = record["config"]
-            elif record.event == "rung" and record["trial"] in judged and not record.get("early"):
-                milestone = max(m for m in self._plan.milestones if m <= record["samples"])
-                self._qualities.rung(record["trial"], milestone, record["values"].get(self._objective))
-            elif record.event == "trial" and latest.get(record["trial"]) == record.seq:  # else it began again
-                self._teach(record)  # the guard was made of these records
-                self._retry(record)
-            elif record.event == "refused" and record["stage"] == "search":
-                self._refused += record.get("trial") is None
-                if record.get("trial"):
-                    self._attempts[record["trial"]] += 0  # it waited, and has its number
-                self._sampler.replay(self._searched(record["config"]), self._observation(record))
-        for trial, knobs in again.items():
-            if trial not in self._beside:
-                self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
-            self._again.append(TrialRequest(trial, knobs, self._terms.seed))
-
-
-def _is_of_reference(record: Record) -> bool:
-    return record.event == "trial_start" and bool(record.get("named"))
+            self._crashes = {trial: "" for trial, is_alike in alike.items() if is_alike is None}
+            again = {end.trial: end.config for end in run.ended if alike[end.trial]} | again
+        judged = alike.keys() - again.keys()
+        latest = {trial.last.seq for trial in run.trials.values() if trial.last is not None and trial.id not in again}
+        for event in run.events:
+            match event:
+                case events.RungRecord(early=False) if event.trial in judged:
+                    milestone = max(m for m in self._plan.milestones if m <= event.samples)
+                    self._qualities.rung(event.trial, milestone, event.values.get(self._objective))
+                case events.TrialRecord() if event.seq in latest:  # else it began again
+                    self._teach(event)  # the guard was made of these records
+                    self._retry(event)
+                case events.RefusedRecord(stage="search"):
+                    self._sampler.replay(self._searched(event.config), self._observation(event))
+        for name, knobs in again.items():
+            if name not in self._beside:
+                self._numbers[name] = self._sampler.adopt(self._searched(knobs))
+            self._again.append(TrialRequest(name, knobs, self._terms.seed))

@@ -10,7 +10,8 @@ from tuning.config.choices import available
 from tuning.config.lenient import finite, mapping
 from tuning.config.schema import BEFORE
 from tuning.config.space import Space
-from tuning.journal.records import Record, Trial, last, last_fields, trained_beside, trials
+from tuning.journal.events import ProbeRecord, TrialRecord
+from tuning.journal.run import History
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
@@ -28,40 +29,29 @@ class Pick:
     rule: str
 
 
-def rule_of(records: Sequence[Record]) -> Rule | None:
+def rule_of(run: History) -> Rule | None:
     """Returns what the study's record asks of the pick; None before that record.
 
     A tolerance such as "2%" is a share of the reference's quality.
     """
-    study = last(records, "study")
-    if study is None or not study.get("objectives"):
+    study, reference = run.study, run.reference
+    if study is None or not study.objectives:
         return None
-    objective, mode = next(iter(study["objectives"].items()))
-    asked, reference = mapping(mapping(study.get("config")).get("pick")), reference_of(records)
-    today = None if reference is None else finite(reference.values.get(objective))
+    objective, mode = next(iter(study.objectives.items()))
+    asked = mapping(study.setting("pick"))
+    today = None if reference is None else reference.values.get(objective)
     return Rule(
         objective,
         mode,
         absolute(asked.get("tolerance") or 0.0, today),
-        best_baseline(study.get("baselines") or {}, objective, mode),
+        best_baseline(study.baselines, objective, mode),
         finite(asked.get("at_least")),
         "quality" if asked.get("goal") == "quality" else "speed",
     )
 
 
-def reference_name(records: Sequence[Record]) -> str:
-    """Returns the name of what the search trains as the reference, "" before it has begun."""
-    return next((str(r["named"]) for r in records if r.event == "trial_start" and r.get("named")), "")
-
-
-def reference_of(records: Sequence[Record]) -> Trial | None:
-    """Returns the search's training of the reference, what is trained today; None unless it came to its end."""
-    own = {r["trial"] for r in records if r.event == "trial_start" and r.get("named")}
-    return next((t for t in trials(records) if t.id in own and t.outcome == Outcome.OK), None)
-
-
 def fastest_probed(
-    records: Sequence[Record],
+    run: History,
     space: Space,
     guard: MemoryGuard,
     start: Mapping[str, Scalar],
@@ -73,10 +63,9 @@ def fastest_probed(
     If `start` is the configuration of that name it stays as it is, unless a probe of it was slower, or failed: what was
     never compared is no gain.
     """
-    choice = fastest(Speeds([p for p in probed(records) if inside(space, p)]), guard, start)
-    asked = [r for r in records if r.event == "probe" and named and r.get("name") == named]
-    asked = [r for r in asked if r["outcome"] != Outcome.CUT]
-    own = [r["samples_per_s"] for r in asked if r["outcome"] == Outcome.OK and r["samples_per_s"]]
+    choice = fastest(Speeds([p for p in probed(run.probes) if inside(space, p)]), guard, start)
+    asked = [p for p in run.probes if named and p.name == named and p.outcome != Outcome.CUT]
+    own = [p.samples_per_s for p in asked if p.outcome == Outcome.OK and p.samples_per_s]
     if choice is None:
         return space.complete(start) if named and own else None
     stays = bool(named) and (own[-1] > choice.samples_per_s if own else not asked)
@@ -91,77 +80,69 @@ def _fitting(config: dict[str, Scalar], space: Space, guard: MemoryGuard) -> dic
     return {**config, "micro_batch_size": fits} if may_be_cut and 0 < fits < micro_batch else config
 
 
-def so_far(records: Sequence[Record]) -> Pick | None:
+def so_far(run: History) -> Pick | None:
     """Returns what an unfinished study would pick by its own rule; None if no trial has ended."""
-    rule = rule_of(records)
-    return None if rule is None else choose(records, rule)
+    rule = rule_of(run)
+    return None if rule is None else choose(run, rule)
 
 
-def fastest_probe(records: Sequence[Record]) -> Record | None:
+def fastest_probe(run: History) -> ProbeRecord | None:
     """Returns the fastest probe that learns what the first does: it differs in system knobs alone. None without any.
 
     Of a file of the user's own it is the `before` that was probed, with the fastest system knobs of its speed group.
     """
-    own = [r for r in records if r.event == "probe" and not r.get("name") and r.get("outcome") == Outcome.OK]
-    alike = [r for r in own if _learned(mapping(r.get("config"))) == _learned(mapping(own[0].get("config")))]
-    ref = mapping(mapping(last_fields(records, "study").get("config")).get("workload")).get("ref")
-    before = next(
-        (r for r in reversed(records) if r.event == "probe" and r.get("name") == BEFORE and _is_whole(r)), None
-    )
+    own = [p for p in run.probes if not p.name and p.outcome == Outcome.OK]
+    alike = [p for p in own if _learned(p.config) == _learned(own[0].config)]
+    ref = None if run.study is None else run.study.setting("workload", "ref")
+    before = next((p for p in reversed(run.probes) if p.name == BEFORE and probed([p])), None)
     if not own or before is None or ref in available("workload"):
-        return max(alike, key=lambda r: finite(r.get("samples_per_s")) or 0.0, default=None)
-    today = before["config"]
-    known = probed([before, *filter(_is_whole, own)])
-    choice = Speeds([p for p in known if group_of(p.knobs) == group_of(today)]).ranked(today)[0]
-    kept = before.fields if choice.system == known[0].system else {"outcome": Outcome.OK}
-    found = {"name": None, "config": {**today, **choice.system}, "samples_per_s": choice.samples_per_s}
-    return replace(before, fields={**kept, **found})
-
-
-def _is_whole(probe: Record) -> bool:
-    """Returns whether a probe has a speed, and its record all that tells of others."""
-    figures = (finite(probe.get(name)) for name in ("samples_per_s", "micro_step_s", "optimizer_step_s"))
-    return probe.get("outcome") == Outcome.OK and isinstance(probe.get("config"), Mapping) and None not in figures
+        return max(alike, key=lambda p: p.samples_per_s or 0.0, default=None)
+    today, (first, *others) = before.config, probed([before, *own])
+    group = [p for p in (first, *others) if group_of(p.knobs) == group_of(today)]
+    choice = Speeds(group).ranked(today)[0]
+    if choice.system != first.system:  # what was seen of `before` does not hold for it
+        before = replace(before, message="", peak_allocated_bytes=None, spans={}, telemetry={}, active={})
+    return replace(before, name="", config={**today, **choice.system}, samples_per_s=choice.samples_per_s)
 
 
 def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: value for name, value in knobs.items() if name not in table().system}
 
 
-def sets_its_seed(records: Sequence[Record]) -> bool:
+def sets_its_seed(run: History) -> bool:
     """Returns whether what was trained again had the seed of the search: `train(run)` sets one itself."""
-    seeds = {str(r.get("trial")): mapping(r.get("active")).get("seed") for r in records if r.event == "trial"}
-    again = [(seeds.get(str(r.get("name"))), mapping(r.get("active"))) for r in records if r.event == "confirmed"]
-    return any(searched is not None and searched == active.get("seed") for searched, active in again)
+    seeds = {end.trial: end.active.get("seed") for end in run.ended}
+    pairs = [(seeds.get(again.name), again.active.get("seed")) for again in run.confirmed]
+    return any(searched is not None and searched == seed for searched, seed in pairs)
 
 
-def choose(records: Sequence[Record], rule: Rule) -> Pick | None:
+def choose(run: History, rule: Rule) -> Pick | None:
     """Returns the pick over the trials that ran to their end, by the search's seed; None if there is none.
 
     It is the fastest that is as good as the reference, else the most accurate; without a reference the most accurate.
     """
-    beside, reference = trained_beside(records), reference_of(records)
-    ended = [t for t in trials(records) if t.outcome == "ok" and t.id not in beside]
-    today = None if reference is None else finite(reference.values.get(rule.objective))
-    return pick(ended, rule, today, 0.0 if reference is None else float(reference.samples_per_s or 0.0))
+    ended, reference = [t for t in run.searched if t.outcome == Outcome.OK], run.reference
+    if reference is None:
+        return pick(ended, rule, None)
+    return pick(ended, rule, reference.values.get(rule.objective), reference.samples_per_s or 0.0)
 
 
-def leader(records: Sequence[Record]) -> Trial | None:
+def leader(run: History) -> TrialRecord | None:
     """Returns the trial that would be picked now, None if there is none."""
-    picked = so_far(records)
-    return None if picked is None else next(t for t in trials(records) if t.id == picked.best)
+    picked = so_far(run)
+    return None if picked is None else run.trials[picked.best].end
 
 
-def pick(found: Sequence[Trial], rule: Rule, today: float | None, today_per_s: float = 0.0) -> Pick | None:
+def pick(found: Sequence[TrialRecord], rule: Rule, today: float | None, today_per_s: float = 0.0) -> Pick | None:
     """Returns the pick over quality and speed by the rule; `today` is the reference's quality, None if not known.
 
     None if no trial has a finite quality and speed. Of equally fast ones the better, then the earlier is taken.
     """
-    judged = [t for t in found if finite(t.samples_per_s) and finite(t.values.get(rule.objective)) is not None]
+    judged = [t for t in found if t.samples_per_s and t.values.get(rule.objective) is not None]
     if not judged:
         return None
-    value = {t.id: float(t.values[rule.objective] or 0.0) for t in judged}
-    speed = {t.id: float(t.samples_per_s or 0.0) for t in judged}
+    value = {t.trial: t.values[rule.objective] or 0.0 for t in judged}
+    speed = {t.trial: t.samples_per_s or 0.0 for t in judged}
     sign = -1.0 if rule.mode == "max" else 1.0
     accurate = min(value, key=lambda n: (sign * value[n], -speed[n]))
     floor = value[accurate] if today is None else today

@@ -10,7 +10,7 @@ Configurations that share their "both" knobs are a speed group: a probe answers 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,10 @@ import numpy as np
 
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
 from tuning.config.space import Range, Space, values_of
-from tuning.journal.records import Record
+from tuning.journal.events import ProbeRecord
 from tuning.memory.groups import defaults, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
+from tuning.memory.oom import Outcome
 from tuning.search.runtime_check import compare
 from tuning.search.timing import Estimate
 
@@ -258,25 +259,17 @@ def system_only(space: Space, start: Mapping[str, Scalar]) -> Space:
     return Space(space.subset({"system"}).parameters, {**space.fixed, **held})
 
 
-def probed(records: Sequence[Record]) -> list[Probed]:
-    """Returns the probes that succeeded."""
+def probed(probes: Iterable[ProbeRecord]) -> list[Probed]:
+    """Returns the probes that succeeded, and say how long their steps take."""
     return [
-        Probed(
-            r["config"],
-            r["micro_step_s"],
-            r["optimizer_step_s"],
-            r["samples_per_s"],
-            _idle(r),
-            r.get("pass_s") or 0.0,  # older studies have neither
-            r.get("pass_samples") or 0,
-        )
-        for r in records
-        if r.event == "probe" and r["outcome"] == "ok" and r.get("samples_per_s")
+        Probed(p.config, p.micro_step_s, p.optimizer_step_s, p.samples_per_s, _idle(p), p.pass_s, p.pass_samples)
+        for p in probes
+        if p.outcome == Outcome.OK and p.samples_per_s and p.micro_step_s is not None and p.optimizer_step_s is not None
     ]
 
 
-def _idle(record: Record) -> frozenset[str]:
-    rows = compare(record["config"], record.get("active") or {})
+def _idle(probe: ProbeRecord) -> frozenset[str]:
+    rows = compare(probe.config, probe.active)
     return frozenset(row.knob for row in rows if row.agrees is False and row.knob != "micro_batch_size")  # cut evenly
 
 

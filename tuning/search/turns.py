@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from trainables.knobs import Scalar, table
 from tuning.config.space import Space
-from tuning.journal.records import Record, windows
+from tuning.journal.run import History
 from tuning.memory.groups import fits
 from tuning.memory.guard import MemoryGuard
 from tuning.search.throughput import PROBES_DIFFER, Probed, Speeds, inside, place_of, probed
@@ -26,14 +26,14 @@ Configs = Mapping[str, Mapping[str, Scalar]]
 
 
 def last_candidates(
-    records: Sequence[Record], space: Space, guard: MemoryGuard, config: Mapping[str, Scalar], named: Configs, most: int
+    run: History, space: Space, guard: MemoryGuard, config: Mapping[str, Scalar], named: Configs, most: int
 ) -> dict[str, Mapping[str, Scalar]]:
     """Returns who takes turns, by name: `best`, which is the configuration; the `named`; at most `most` of the others.
 
     Those are the configuration with other system knobs that fit, fastest first, as far as a probe may be off by that.
     """
     found: dict[str, Mapping[str, Scalar]] = {"best": config, **{n: own for n, own in named.items() if n != "best"}}
-    ranked = Speeds([p for p in probed(records) if inside(space, p)]).ranked(config)
+    ranked = Speeds([p for p in probed(run.probes) if inside(space, p)]).ranked(config)
     for choice in ranked:
         own, number = space.complete({**config, **choice.system}), 1 + len(found) - len(named)
         is_near = choice.samples_per_s * PROBES_DIFFER >= ranked[0].samples_per_s
@@ -53,7 +53,7 @@ def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def least_changed(
-    records: Sequence[Record], turns: Configs, names: Collection[str], today: Mapping[str, Scalar]
+    run: History, turns: Configs, names: Collection[str], today: Mapping[str, Scalar]
 ) -> tuple[str, float]:
     """Returns which of the `names` differs in the fewest system knobs from `today` among those that are behind the
     fastest by a standard error at most, and by `SAME_FRAC`, and how many times as fast as `best` it was.
@@ -61,9 +61,9 @@ def least_changed(
     So a knob whose effect is within the noise is as it is today. Without rounds it is `best`.
     """
     rates: dict[str, dict[int, float]] = {}
-    for r in windows(records):
-        if r["name"] in names and r.get("config") == dict(turns[r["name"]]) and r["samples_per_s"]:
-            rates.setdefault(r["name"], {})[r["round"]] = math.log(r["samples_per_s"])
+    for window in run.windows:
+        if window.name in names and window.config == dict(turns[window.name]) and window.samples_per_s:
+            rates.setdefault(window.name, {})[window.round] = math.log(window.samples_per_s)
     if not rates:
         return "best", 1.0
     fastest = max(rates, key=lambda name: statistics.median(rates[name].values()))

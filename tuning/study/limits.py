@@ -12,8 +12,10 @@ from trainables.knobs import Knobs, Scalar
 from tuning.config.choices import available
 from tuning.config.resolve import COMMAND_LINE, measured_beside
 from tuning.config.schema import BEFORE, PLAIN, PLANNED_TRIALS, StudyConfig
-from tuning.journal.records import Journal, Record, last, trained_beside
+from tuning.journal.events import StudyRecord
+from tuning.journal.records import Journal
 from tuning.memory import groups
+from tuning.memory.oom import Outcome
 from tuning.report.format import duration
 from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC, probes_s
@@ -59,7 +61,7 @@ class Limits:
     def __init__(
         self,
         config: StudyConfig,
-        facts: Mapping[str, Any] | Record,
+        facts: StudyRecord,
         journal: Journal,
         began: float,
         free_bytes: int | None = None,
@@ -94,7 +96,7 @@ class Limits:
 
         The process that traces reads the data as the one that measures did: what that took is counted twice.
         """
-        return min(PREDICT_S + 2 * float(self._facts.get("startup_s") or 0.0), max(1.0, PROBE_FRAC * self.left_s()))
+        return min(PREDICT_S + 2 * self._facts.startup_s, max(1.0, PROBE_FRAC * self.left_s()))
 
     def passed_s(self) -> float:
         """Returns the seconds that the study has taken, earlier sessions included."""
@@ -104,7 +106,7 @@ class Limits:
         """Returns what one trial that has the device to itself may take."""
         card = self._config.card
         if card.device == "cuda":
-            memory_bytes = int(self._facts["device"]["memory_bytes"])
+            memory_bytes = int(self._facts.device["memory_bytes"])
             own = memory_bytes - card.reserve_bytes if card.cap_bytes is None else card.cap_bytes
             return own if self._free_bytes is None else min(own, self._free_bytes)
         if card.cap_bytes is not None:
@@ -129,7 +131,7 @@ class Limits:
         a_device = math.ceil(count / self._devices)
         cap_bytes, alone_bytes = None, None
         if cuda and (a_device > 1 or config.card.cap_bytes is not None):
-            model_bytes = 4 * int((self._facts.get("parameters") or {}).get("total") or 0)
+            model_bytes = 4 * int(self._facts.parameters.get("total") or 0)
             cap_bytes = slots.share_bytes(card_bytes, a_device)
             alone_bytes = slots.alone_bytes(card_bytes, a_device, model_bytes)
         elif not cuda and config.card.cap_bytes is not None:
@@ -151,7 +153,7 @@ class Limits:
 
     def _can_shrink(self) -> bool:
         """Returns whether a smaller micro-batch changes anything: not where a loop of one's own never asks for it."""
-        asked = self._facts.get("asked")
+        asked = self._facts.asked
         return asked is None or "micro_batch_size" in asked
 
     def horizon(self) -> int:
@@ -162,10 +164,10 @@ class Limits:
         `REFERENCE_FRAC` of it. No fewer than `FEWEST_STEPS`; then there are fewer trials. No more than the workload is
         trained today, if its file says that.
         """
-        study = last(self._journal.records, "study")
-        if study is not None and study.get("horizon_samples"):
-            return int(study["horizon_samples"])
-        epochs, train_samples = self._config.budget.train_epochs, int(self._facts["train_samples"])
+        study = self._journal.run.study
+        if study is not None and study.horizon_samples:
+            return study.horizon_samples
+        epochs, train_samples = self._config.budget.train_epochs, self._facts.train_samples
         if not isinstance(epochs, str):
             return max(1, round(epochs * train_samples))
         limit_s, rate, today = self._config.search.max_time_s, self._typical_per_s(), self._config.workload.epochs
@@ -184,7 +186,7 @@ class Limits:
     def _at_most_today(self, samples: int) -> int:
         """Returns the samples of a trial, no more than the file says that it is trained on today."""
         today = self._config.workload.epochs
-        return samples if today is None else max(1, min(samples, round(today * int(self._facts["train_samples"]))))
+        return samples if today is None else max(1, min(samples, round(today * self._facts.train_samples)))
 
     def _typical_per_s(self) -> float:
         """Returns a trial's speed: the geometric mean of the fastest probe of each speed group; 0 without any probe.
@@ -193,7 +195,7 @@ class Limits:
         one script it had five trials of 51 passes come to their end in three minutes, this mean 22 of 23.
         """
         groups: dict[Any, float] = {}
-        for probe in probed(self._journal.records):
+        for probe in probed(self._journal.run.probes):
             place = group_of(probe.knobs)
             if suits(self._config.space, probe):
                 groups[place] = max(groups.get(place, 0.0), probe.samples_per_s)
@@ -201,7 +203,7 @@ class Limits:
 
     def _fastest_per_s(self) -> float:
         """Returns the largest speed that was probed, 0 where nothing was."""
-        return max((p.samples_per_s for p in probed(self._journal.records)), default=0.0)
+        return max((p.samples_per_s for p in probed(self._journal.run.probes)), default=0.0)
 
     def training_s(self) -> float:
         """Returns about how long a training takes at the fastest speed probed; 0 where nothing was."""
@@ -222,7 +224,7 @@ class Limits:
         if self._config.search.trials == 0:
             return "search.trials=0: nothing is trained; the pick has the fastest system knobs that were probed"
         limit_s, training_s, cut_at = self._config.search.max_time_s, self.training_s(), self._cut_at()
-        if limit_s is None or cut_at is None or any(r.event == "trial_start" for r in self._journal.records):
+        if limit_s is None or cut_at is None or self._journal.run.begun:
             return ""
         left_s = max(0.0, cut_at - time.monotonic())
         if left_s > 0 and left_s >= training_s:
@@ -238,8 +240,8 @@ class Limits:
 
     def few(self) -> str:
         """Returns that the search has begun few trials, and about how long one of `PLANNED_TRIALS` takes; else ""."""
-        search, records = self._config.search, self._journal.records
-        begun = len({r["trial"] for r in records if r.event == "trial_start"} - trained_beside(records))
+        search = self._config.search
+        begun = sum(not trial.is_beside for trial in self._journal.run.begun)
         planned = min(PLANNED_TRIALS, search.most_trials)
         if search.max_time_s is None or begun >= planned:
             return ""
@@ -252,14 +254,15 @@ class Limits:
         # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.
         if self._config.search.strategy != "staged" or self._config.devices_per_trial > 1:
             return 1
-        probes = [r for r in self._journal.records if r.event == "probe"]
-        fast = [r for r in probes if r["outcome"] == "ok"]
-        if not fast:
+        probes = self._journal.run.probes
+        fastest = max(
+            (p for p in probes if p.outcome == Outcome.OK), key=lambda p: p.samples_per_s or 0.0, default=None
+        )
+        if fastest is None:
             return 1
-        fastest = max(fast, key=lambda r: float(r["samples_per_s"]))
-        needs = [n for r in probes if (n := int(r.get("peak_allocated_bytes") or 0))]
-        busy_frac = (fastest.get("telemetry") or {}).get("gpu_sm_frac")
-        workers = int(fastest["config"].get("num_workers") or 0)
+        needs = [probe.peak_allocated_bytes for probe in probes if probe.peak_allocated_bytes]
+        workers = int(fastest.config.get("num_workers") or 0)
+        busy_frac = fastest.telemetry.get("gpu_sm_frac")
         return slots.on_card(self.cap_bytes(), needs, busy_frac, cores // self._devices, workers)
 
     def _cut_at(self) -> float | None:
@@ -279,7 +282,7 @@ class Limits:
             trials=search.most_trials,
             deadline=self._search_ends_at(),
             seed=search.seed,
-            objectives=self._facts["objectives"],
+            objectives=self._facts.objectives,
             sampler=search.sampler,
             pruner=search.pruner,
             reference=reference,
@@ -302,12 +305,12 @@ class Limits:
 
         `before` of a workload of ours is nobody's at hand, unless it was typed.
         """
-        config, records = self._config, self._journal.records
+        config, run = self._config, self._journal.run
         if (before := self.before()) is not None:
             return BEFORE, config.space.whole(before)
         if PLAIN in config.named:  # of a file that does not say what is trained today
             return PLAIN, config.space.whole(config.named[PLAIN])
-        return PLAIN, groups.uncut(config.space, records, groups.guard(records, self.cap_bytes()))
+        return PLAIN, groups.uncut(config.space, run, groups.guard(run, self.cap_bytes()))
 
     def before(self) -> Mapping[str, Scalar] | None:
         """Returns the present configuration as the user named it, None if nobody did."""
@@ -335,7 +338,7 @@ class Limits:
 
     def per_s(self, knobs: Mapping[str, Scalar]) -> float:
         """Returns how fast a configuration trains by its own probe, else by those like it; 0 if nothing says."""
-        speeds = Speeds(probed(self._journal.records))
+        speeds = Speeds(probed(self._journal.run.probes))
         known = speeds.ranked(knobs)
         return speeds.of(knobs) or (known[0].samples_per_s if known else 0.0)
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +15,9 @@ from tuning.config.errors import NoUsableTrial
 from tuning.config.resolve import COMMAND_LINE
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, Trial, stage_done, trained_beside, trials
+from tuning.journal.events import Event, PickRecord
+from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.memory import groups
 from tuning.memory.oom import Outcome
 from tuning.report import sentences
@@ -34,7 +36,7 @@ from tuning.search.endings import OVER_MEMORY
 from tuning.search.proposals import FASTER
 from tuning.search.race import SYSTEM
 from tuning.search.rule import Rule
-from tuning.search.selection import fastest_probed, reference_of, rule_of, sets_its_seed, so_far
+from tuning.search.selection import fastest_probed, rule_of, sets_its_seed, so_far
 from tuning.search.throughput import place_of
 from tuning.search.turns import MOST_OTHERS, alike, last_candidates, least_changed
 from tuning.stats.uncertainty import Spread
@@ -58,20 +60,20 @@ class PickStage:
         limits: Limits,
         space: Space,
         named: Mapping[str, Mapping[str, Scalar]],
-        told: Callable[[Record], None],
+        told: Callable[[Event], None],
         note: Callable[[str, str], None],
     ) -> None:
         self._config, self._journal, self._limits, self._space = config, journal, limits, space
         self._named, self._told, self._note = named, told, note
-        self._picked = so_far(journal.records)
-        self._is_trained = self._picked is not None or reference_of(journal.records) is not None
+        self._picked = so_far(journal.run)
+        self._is_trained = self._picked is not None or journal.run.reference is not None
         self._probed = None if self._is_trained else self._of_probes()
         self.has_any = self._is_trained or self._probed is not None
 
     def train_reference(self, profiler: Worker, most_seeds: int) -> None:
         """Trains the reference on so many fresh seeds, before the search, if it fits."""
         terms = self._terms()
-        guard = groups.guard(self._journal.records, self._limits.cap_bytes())
+        guard = groups.guard(self._journal.run, self._limits.cap_bytes())
         if guard.judge(*groups.need_of(terms.reference)).fits:
             train_reference(profiler, self._journal, terms, self._told, most_seeds)
 
@@ -94,19 +96,18 @@ class PickStage:
         """Returns what is trained today with the fastest system knobs, if no trial of the search failed and time alone
         let none end.
         """
-        if any(
-            t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in _of_search(self._journal.records)
-        ):
+        by_time = (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED)
+        if any(end.outcome not in by_time for end in self._journal.run.searched):
             return None
         return self._with_fastest_system()
 
     def _with_fastest_system(self) -> dict[str, Scalar] | None:
         """Returns what is trained today, else the defaults, with the fastest system knobs that were probed."""
-        records = self._journal.records
-        learned = groups.guard(records, self._limits.cap_bytes())
+        run = self._journal.run
+        learned = groups.guard(run, self._limits.cap_bytes())
         before, typed = self._limits.before(), self._typed()
         start = {**groups.defaults(self._space), **(before or {}), **typed}  # of system knobs alone, what is held
-        return fastest_probed(records, self._space, learned, start, named=BEFORE if before and not typed else "")
+        return fastest_probed(run, self._space, learned, start, named=BEFORE if before and not typed else "")
 
     def _typed(self) -> dict[str, Scalar]:
         """Returns the knobs that the command line fixes, as far as `before` has other values."""
@@ -118,16 +119,16 @@ class PickStage:
         """Measures the best of the probes in turns with the named configurations, and writes as the pick what is least
         changed of those that are fastest.
         """
-        records, space, budget = self._journal.records, self._space, self._config.budget.confirm
+        run, space, budget = self._journal.run, self._space, self._config.budget.confirm
         budget = budget.model_copy(update={"window_s": min(1.0, budget.window_s)})
-        each_s = (1 + LEAST_ROUNDS) * (budget.window_s + window_cost_s(records))
+        each_s = (1 + LEAST_ROUNDS) * (budget.window_s + window_cost_s(run))
         most = int(min(MOST_OTHERS, max(0.0, self._limits.left_s() / each_s - 1 - len(self._named))))
-        learned = groups.guard(records, self._limits.cap_bytes())
-        turns = last_candidates(records, space, learned, config, self._named, most)
+        learned = groups.guard(run, self._limits.cap_bytes())
+        turns = last_candidates(run, space, learned, config, self._named, most)
         measure_windows(profiler, self._journal, turns, budget, self._told, self._limits.left_s)
         before = self._limits.before()
         today = before or self._named.get(PLAIN, config)
-        picked, times = least_changed(self._journal.records, turns, alike(space, config, turns), today)
+        picked, times = least_changed(run, turns, alike(space, config, turns), today)
         if place_of(turns[picked]) != place_of(config):
             said = f"{picked} was {times:.2f} times as fast in turns as the fastest probe, and only system knobs differ"
             self._note(f"{said}: the pick has those of {picked}", "")
@@ -141,27 +142,27 @@ class PickStage:
             rule += f" (micro_batch_size={config.get('micro_batch_size', 'the batch')})"
         if before and config == self._space.complete({**groups.defaults(self._space), **before}):
             rule = "before as it is, as no probe was measured to be faster"
-        rule += ": no trial of the search came to its end" if trials(self._journal.records) else ": nothing was trained"
-        self._journal.append("pick", best="", config=dict(config), rule=rule, front=[])
+        rule += ": no trial of the search came to its end" if run.ended else ": nothing was trained"
+        self._journal.append(PickRecord, best="", config=dict(config), rule=rule, front=[])
 
     def _terms(self) -> ConfirmTerms:
         seed, budget, limits = self._config.search.seed, self._config.budget.confirm, self._limits
         until = time.monotonic() + limits.confirm_s()
         name, reference = limits.reference()
-        records, space = self._journal.records, self._config.space
-        if (trained := reference_of(records)) is not None:
-            reference = trained.config  # with the micro-batch that fitted
+        run, space = self._journal.run, self._config.space
+        if run.reference is not None:
+            reference = run.reference.config  # with the micro-batch that fitted
         elif self._picked is not None:  # it could not be trained here
             name = self._picked.most_accurate
-            reference = next(t.config for t in trials(records) if t.id == name)
-        learned = groups.guard(records, limits.cap_bytes())
+            reference = next(end.config for end in run.ended if end.trial == name)
+        learned = groups.guard(run, limits.cap_bytes())
         # Plain defaults that nobody named have no probe of that name: the probes began with them.
         named = name if name in self._config.named else ""
-        system = fastest_probed(records, space, learned, reference, named=named)
+        system = fastest_probed(run, space, learned, reference, named=named)
         is_other = system is not None and limits.per_s(system) > FASTER * limits.per_s(reference)
         staged = self._config.search.strategy == "staged"
         return ConfirmTerms(
-            rule=cast(Rule, rule_of(records)),  # open() wrote a study record
+            rule=cast(Rule, rule_of(run)),  # open() wrote a study record
             seeds=[seed + 1 + n for n in range(budget.seeds)],
             budget=budget,
             samples=limits.plan().samples,
@@ -175,11 +176,11 @@ class PickStage:
 
     def _append_pick(self, found: Confirmed, terms: ConfirmTerms) -> None:
         """Writes the pick, and what fresh seeds said of every configuration that was trained on them."""
-        race, rule, known = found.race, terms.rule, {t.id for t in trials(self._journal.records)}
+        race, rule, known = found.race, terms.rule, {end.trial for end in self._journal.run.ended}
         trial = found.name if found.name in known else ""
         picked = self._picked
         self._journal.append(
-            "pick",
+            PickRecord,
             best=trial,
             config=dict(found.config),
             kind="system" if found.name == SYSTEM else "reference" if found.name == terms.reference_name else "faster",
@@ -197,8 +198,8 @@ class PickStage:
             at_least=rule.at_least,
             goal=rule.goal,
         )
-        earlier = [r for r in self._journal.records if r.event == "pick"][:-1]
-        if earlier and trial and earlier[-1].get("best") == trial:
+        earlier = self._journal.run.picks[:-1]
+        if earlier and trial and earlier[-1].best == trial:
             self._note(f"{trial} was the pick before, too", "")
 
     def _sentence(self, found: Confirmed, terms: ConfirmTerms) -> str:
@@ -217,19 +218,19 @@ class PickStage:
             return f"{said}, by the search's seed alone"
         gains, floor = list(own.gains.values()), reference if rule.at_least is None else f"{rule.at_least:g}"
         interval = f" ± {Spread(race.spread, race.degrees).half_width(len(gains)):.2g}"
-        fresh = "" if not sets_its_seed(self._journal.records) else ", though train(run) sets its seed itself"
+        fresh = "" if not sets_its_seed(self._journal.run) else ", though train(run) sets its seed itself"
         seeds = f"{len(gains)} fresh seed{'s' * (len(gains) != 1)}"
         return f"{said}: {statistics.fmean(gains):+.3g}{interval} beside {floor} on {seeds}{fresh}"
 
 
-def nothing_usable(records: Sequence[Record], folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:
+def nothing_usable(run: History, folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:
     """Returns the error for a study without a pick, with why most of its trials failed.
 
     Where none was begun, it is why proposals were refused or probes failed; else search.max_time was over before.
     """
-    trained = [(t.outcome, t.message) for t in _of_search(records) if t.outcome != Outcome.REFUSED]
-    refused = [(str(Outcome.REFUSED), str(r.get("reason") or "")) for r in records if r.event == "refused"]
-    probes = [(str(r["outcome"]), str(r.get("message") or "")) for r in records if r.event == "probe"]
+    trained = [(end.outcome, end.message) for end in run.searched if end.outcome != Outcome.REFUSED]
+    refused = [(str(Outcome.REFUSED), refusal.reason) for refusal in run.refused]
+    probes = [(probe.outcome, probe.message) for probe in run.probes]
     said = f"no trial of the search reached its end in {folder}"
     for of, found in (
         ("them", trained),
@@ -237,7 +238,7 @@ def nothing_usable(records: Sequence[Record], folder: Path, limits: Limits, max_
     ):
         failed = [(outcome, text) for outcome, text in found if text and outcome not in (Outcome.OK, Outcome.CUT)]
         for (outcome, text), count in collections.Counter(failed).most_common(1):
-            can_go_on = trained and not stage_done(records, "search")
+            can_go_on = trained and not run.is_done("search")
             go_on = f", and go on with {sentences.resume_command(folder)} force=true" if can_go_on else ""
             remedy = SMALLER if outcome in OVER_MEMORY else f"mend what it names{go_on}"
             return NoUsableTrial(f"{said}; {count} of {of}: {f'{outcome}: {text}'[:400]}", remedy=remedy)
@@ -246,9 +247,3 @@ def nothing_usable(records: Sequence[Record], folder: Path, limits: Limits, max_
     passed, limit = duration(limits.passed_s()), duration(max_time_s or 0.0)
     said = f"search.max_time={limit} was over before anything was measured: {passed} have passed"
     return NoUsableTrial(said, remedy="search.max_time=4m")
-
-
-def _of_search(records: Sequence[Record]) -> list[Trial]:
-    """Returns the trials that ended, without those trained beside the search."""
-    beside = trained_beside(records)
-    return [t for t in trials(records) if t.id not in beside]

@@ -30,7 +30,9 @@ from tuning.config.resolve import (
 from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Range, Space, largest, shown, values_of
-from tuning.journal.records import Record, last, read, table_of
+from tuning.journal.events import StudyRecord
+from tuning.journal.records import read
+from tuning.journal.run import History
 from tuning.journal.runs import JOURNAL, JOURNAL_SCHEMA, LAST, changes, find_run, known_runs, require_known, versions
 from tuning.memory.groups import defaults
 from tuning.workers import doctor, executors, machine, nvml, slots
@@ -102,13 +104,13 @@ def concurrency(config: StudyConfig) -> int:
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     folder = find_run(config.runs_dir, str(config.resume), asked=f"resume={config.resume}", option="runs_dir=PATH")
-    records, _ = read(folder / JOURNAL)
-    study = last(records, "study")
+    run = History(read(folder / JOURNAL)[0])
+    study = run.study
     if study is None:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
     require_known(study, folder)
-    use(table_of(records))
-    before = from_resolved(study["config"])
+    use(run.table)
+    before = from_resolved(study.config)
     options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
     lacking = [n for n, v in options.items() if v == MASK and is_secret(n)]
     if lacking:
@@ -141,11 +143,11 @@ def _with_more(before: SearchSection, config: StudyConfig) -> SearchSection:
     return after
 
 
-def reopens(config: StudyConfig, study: Record) -> list[str]:
+def reopens(config: StudyConfig, study: StudyRecord) -> list[str]:
     """Returns in which parts a study goes on with other than its `study` record has: in "search" more trials or time,
     in "pick" another quality.
     """
-    before = from_resolved(study["config"])
+    before = from_resolved(study.config)
     return [name for name in ("search", "pick") if getattr(config, name) != getattr(before, name)]
 
 
@@ -257,21 +259,21 @@ def of_data(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
     return config.model_copy(update={"space": left, "dropped": dropped})
 
 
-def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator[str]:
+def cautions(config: StudyConfig, study: StudyRecord) -> Iterator[str]:
     """Yields sentences about data and cores that are too few for what is asked, and seeds that are not the run's."""
-    train, val = int(facts["train_samples"]), facts["val_samples"]
+    train, val = study.train_samples, study.val_samples
     if val is not None and val < FEW_VALIDATION:
         yield (
             f"the validation split has {val} sample{'s' * (val != 1)}: one of them more or less moves a share by "
             f"{1 / val:.0%}, so that qualities can hardly be told apart"
         )
-    if facts.get("reseeds"):
+    if study.reseeds:
         yield "train(run) sets a seed of its own, so that trainings on other seeds tell nothing: use run.seed"
-    if (passes := facts.get("silent_passes") or 0) > 1:  # a report behind the first may have been about to come
-        names = ", ".join(f"{name}=..." for name in facts["objectives"])
+    if study.silent_passes > 1:  # a report behind the first may have been about to come
+        names = ", ".join(f"{name}=..." for name in study.objectives)
         yield (
-            f"train(run) was tried for {passes} passes over its data and reported nothing: a training whose end is not "
-            f"reported has no result; in the loop, if run.evaluate_now: run.report({names})"
+            f"train(run) was tried for {study.silent_passes} passes over its data and reported nothing: a training "
+            f"whose end is not reported has no result; in the loop, if run.evaluate_now: run.report({names})"
         )
     for name, knobs in config.named.items():
         if (size := int(knobs.get("batch_size", 0))) > train:
@@ -356,17 +358,16 @@ def _refuse_taken(config: StudyConfig, folder: Path) -> None:
         raise ConfigError(f"name={folder.name}: {taken} exists", remedy=f"resume={folder.name}, or another name")
 
 
-def differences(study: Record, facts: Mapping[str, Any], setting: WorkerConfig) -> list[str]:
+def differences(study: StudyRecord, facts: Mapping[str, Any], setting: WorkerConfig) -> list[str]:
     """Returns what is otherwise here than where the study began, in words; what older records lack is passed over."""
-    here, then_versions, own = facts["device"], study.get("versions") or {}, versions()
-    then_device = study.get("device") or {}
+    here, own = facts["device"], versions()
     pairs: list[tuple[str, Any, Any]] = [
-        *((name, then_versions.get(name), own.get(name)) for name in ("cardtune", "torch")),
-        *((f"device {n}", then_device.get(n), here.get(n)) for n in ("type", "name", "memory_bytes", "cores")),
-        ("threads", study.get("threads"), setting.threads),
-        ("cap_bytes", (study.get("card") or {}).get("cap_bytes"), setting.cap_bytes),
-        ("data", study.get("data_sha256"), facts.get("data_sha256")),
-        ("the workload's source", study.get("workload_sha256"), facts.get("workload_sha256")),
+        *((name, study.versions.get(name), own.get(name)) for name in ("cardtune", "torch")),
+        *((f"device {n}", study.device.get(n), here.get(n)) for n in ("type", "name", "memory_bytes", "cores")),
+        ("threads", study.threads, setting.threads),
+        ("cap_bytes", study.cap_bytes, setting.cap_bytes),
+        ("data", study.data_sha256, facts.get("data_sha256")),
+        ("the workload's source", study.workload_sha256, facts.get("workload_sha256")),
     ]
     return changes(pairs)
 

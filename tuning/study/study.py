@@ -22,17 +22,9 @@ from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
 from tuning.config.resolve import measured_beside, resolved, write_resolved
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
-from tuning.journal import timeline
-from tuning.journal.records import (
-    Journal,
-    Record,
-    is_finished,
-    last,
-    read,
-    reopened,
-    stage_done,
-    table_of,
-)
+from tuning.journal import events
+from tuning.journal.records import Journal, read
+from tuning.journal.run import History
 from tuning.journal.runs import JOURNAL
 from tuning.memory import groups
 from tuning.memory import measure as estimate
@@ -82,11 +74,11 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     nothing can be picked.
     """
     folder, config = checked(config)
-    records = [] if folder is None else read(folder / JOURNAL)[0]
-    opening = last(records, "study")
-    if folder is not None and opening is not None and is_finished(records) and not reopens(config, opening):
+    earlier = History() if folder is None else History(read(folder / JOURNAL)[0])
+    opening = earlier.study
+    if folder is not None and opening is not None and earlier.is_finished and not reopens(config, opening):
         terminal.note(f"the run {folder.name} is finished, and nothing is left to do; this is what it found")
-        terminal.summary(summary.from_records(records), folder)
+        terminal.summary(summary.of_run(earlier), folder)
         return folder
     checks = doctor.preflight(config, config.card.device)
     terminal.plan(config)
@@ -115,7 +107,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             terminal.doing("the nodes of the cluster load the workload, to be compared with this machine")
             limit_s = config.search.max_time_s or math.inf
             users.check(setting, facts, start, limit_s)
-            target = users.choose_target(config.target if opening is None else opening.get("target") or config.target)
+            target = users.choose_target(config.target if opening is None else opening.target or config.target)
         if users is not None and target != users.here:  # a node of that kind measures in this machine's place
             profiler.end()
             place = users.training[0]
@@ -143,9 +135,9 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     return folder
 
 
-def _shown(board: RayBoard, objective: str, record: Record) -> None:
+def _shown(board: RayBoard, objective: str, made: events.Event) -> None:
     with contextlib.suppress(Exception):  # what is shown of a study never ends it
-        show(board, record, objective)
+        show(board, made, objective)
 
 
 class _Study:
@@ -163,18 +155,19 @@ class _Study:
         place: Node | None = None,
     ) -> None:
         self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
+        self._run = journal.run
         self._users, self._target, self._place = users, target, place
         self._started = started
-        self._began = started - timeline.times(journal.records).wall_s  # of earlier sessions
+        self._began = started - self._run.used_s  # of earlier sessions
 
     def open(self, facts: Mapping[str, Any], setting: WorkerConfig, free_bytes: int | None = None) -> None:
         """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it."""
         began = self._began
-        if last(self._journal.records, "study") is None:
+        if self._run.study is None:
             fields = study_fields(self._config, facts, setting, self._folder.name)
             if self._users is not None:
                 fields |= {"concurrency": fields["concurrency"] * len(self._users.training), "target": self._target}
-            self._journal.append("study", **fields, startup_s=time.monotonic() - self._started)
+            self._journal.append(events.StudyRecord, **fields, startup_s=time.monotonic() - self._started)
         else:
             startup_s = time.monotonic() - self._started
             changed = differences(self._opening(), facts, setting)
@@ -185,25 +178,23 @@ class _Study:
                 )
             command, whole = command_of(self._config), resolved(self._config)
             more = {n: whole[n] for n in reopens(self._config, self._opening())}
-            self._journal.append("resume", command=command, startup_s=startup_s, changed=changed, **more)
+            self._journal.append(events.ResumeRecord, command=command, startup_s=startup_s, changed=changed, **more)
             if more:
-                opening = self._opening()
-                self._journal.append("study", **{**opening.fields, "config": {**opening["config"], **more}})
+                self._journal.rewrite(events.StudyRecord, config={**self._opening().config, **more})
             for text in changed:
                 self._note(f"{text}; what was measured before is of then")
         if not (self._folder / "config.yaml").exists():  # nor does it where a run was killed between the two
             write_resolved(self._config, self._folder / "config.yaml")
-        records, self._facts = self._journal.records, self._opening()
-        since = reopened(records)[0]
-        is_by_pick = since.event == "resume" and bool(since.get("pick")) and not since.get("search")
-        if is_by_pick and stage_done(records, "search") and not stage_done(records, "confirm"):
+        self._facts, reopening = self._opening(), self._run.reopening()
+        is_by_pick = reopening is not None and reopening.pick and not reopening.search
+        if is_by_pick and self._run.is_done("search") and not self._run.is_done("confirm"):
             self._began = max(self._began, time.monotonic() - (1 - SHARE) * (self._config.search.max_time_s or 0.0))
         here: tuple[int | None, int, int | None, int | None]
         here = free_bytes, executors.devices(self._config), None, None
         if (node := self._place) is not None:  # the target is not this machine
             here = node.room_bytes, node.cards or 1, int(node.device["cores"]), int(node.device["threads"])
         self._limits = Limits(self._config, self._facts, self._journal, self._began, *here)
-        self._terminal.opened(self._facts, self._folder, began, lambda: self._journal.records)
+        self._terminal.opened(self._facts, self._folder, began, self._run)
         for found in self._users.nodes if self._users is not None else ():
             self._node(found)
         for text in sentences.left_out(self._config):
@@ -214,23 +205,23 @@ class _Study:
 
     def measure_kinds(self, profiler: Worker) -> None:
         """Finds out which system knobs change what is learned by this workload, and has them searched so."""
-        if last(self._journal.records, "kinds") is None:
+        if self._run.kinds is None:
             begun, start = time.monotonic(), groups.defaults(self._config.space)
             self._terminal.doing("a batch is trained on with system knobs changed, to see what they leave alone")
             found = profiler.kinds({**start, **switched_on(self._config.space)}, comparable(self._config.space, start))
             wall_s = time.monotonic() - begun
             message = str(found.get("message") or "")
             if found.get("outcome") != Outcome.CUT:  # else a study that goes on measures it
-                self._journal.append("kinds", changed=found["changed"], message=message, wall_s=wall_s)
+                self._journal.append(events.KindsRecord, changed=found["changed"], message=message, wall_s=wall_s)
             if message:
                 said = f"whether system knobs change what is learned was not measured: {message}"
                 self._note(said, warns="kinds" if found.get("outcome") != Outcome.CUT else "")
             if untold := found.get("untold"):
                 said = f"whether {', '.join(untold)} changes what is learned here is not known, and taken not to"
                 self._note(f"{said}: a step draws random numbers that change it as much", warns="kinds")
-        use(table_of(self._journal.records))
+        use(self._run.table)
         self._settle_space()
-        for text in sentences.kinds(summary.kinds_of(self._journal.records)):
+        for text in sentences.kinds(self._run.kinds.changed if self._run.kinds else {}):
             self._note(text)
 
     def _settle_space(self) -> None:
@@ -238,8 +229,8 @@ class _Study:
         if self._config.search.trials == 0:  # what is learned stays as it is trained today
             self._space = system_only(self._space, self._today())
         self._named = dict(self._config.named)
-        before = [r for r in self._journal.records if r.event == "probe" and r["name"] == BEFORE]
-        has_failed = any(r["outcome"] not in (Outcome.OK, Outcome.CUT) for r in before)
+        before = [probe for probe in self._run.probes if probe.name == BEFORE]
+        has_failed = any(probe.outcome not in (Outcome.OK, Outcome.CUT) for probe in before)
         if has_failed or PLAIN in measured_beside(self._config):  # else there would be nothing to compare with
             self._named.setdefault(PLAIN, groups.plain_defaults(self._config.space))
 
@@ -247,7 +238,7 @@ class _Study:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
         cap_bytes, profiler.deadline = self._limits.cap_bytes(), self._limits.ends_at
         with self._stage("estimate") as needed:
-            if needed and self._facts.get("asked") is not None:
+            if needed and self._facts.asked is not None:
                 self._note("memory of a loop of its own is not predicted: probes and trials measure it as they go")
             elif needed:
                 cuda = self._config.card.device == "cuda"
@@ -261,14 +252,14 @@ class _Study:
             if needed:
                 self._probe(profiler, cap_bytes)
         config = self._config.workload
-        if not self._opening().get("horizon_samples") and not self._limits.idle():  # else more time may make it longer
-            self._journal.append("study", **{**self._opening().fields, "horizon_samples": self._limits.horizon()})
-            seen = passes(self._limits.horizon() / max(1, int(self._opening().get("train_samples") or 0)))
+        if not self._opening().horizon_samples and not self._limits.idle():  # else more time may make it longer
+            self._journal.rewrite(events.StudyRecord, horizon_samples=self._limits.horizon())
+            seen = passes(self._limits.horizon() / max(1, self._opening().train_samples))
             told, today = f"a trial trains on {self._limits.horizon():,} samples ({seen})", config.epochs
             if today is None:
                 longer = "what is best for a longer one may be another: budget.train_epochs=N sets its length"
                 self._note(f"{told}, as the time allows; {longer}")
-            elif self._limits.horizon() == round(today * int(self._opening().get("train_samples") or 0)):
+            elif self._limits.horizon() == round(today * self._opening().train_samples):
                 self._note(f"{told}, as EPOCHS of {config.ref} says")
             else:
                 whole = f"what is best for {today:g} pass{'es' * (today != 1)} may be another"
@@ -277,7 +268,7 @@ class _Study:
 
     def _probe(self, profiler: Worker, cap_bytes: int) -> None:
         if not self._space.parameters:
-            asked = self._facts.get("asked") or table().system
+            asked = self._facts.asked or table().system
             able = [n for n in table().system if n in asked and n not in self._config.space.parameters]
             more = f"; {', '.join(able)} could be" if able else ""
             self._note(f"no system knob is searched, so that there is nothing to compare{more}")
@@ -286,7 +277,7 @@ class _Study:
         until = time.monotonic() + self._limits.probe_s()
         while tried != self._space:  # again where a batch held in one piece has not fitted
             tried = self._space
-            learned = groups.guard(self._journal.records, cap_bytes)
+            learned = groups.guard(self._run, cap_bytes)
             left_s = max(until - time.monotonic(), 2 * self._config.budget.probe.probe_time_s)
             budget = self._config.budget.probe.model_copy(update={"max_time_s": left_s})
             ProbeStage(profiler, tried, self._journal, learned, budget).run(self._config.named, self._told)
@@ -296,10 +287,10 @@ class _Study:
         is_cut = held is not None and groups.micro_batch_of({**whole, size: held}) < groups.micro_batch_of(whole)
         if searched and is_cut and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
-        if names := left_out(self._journal.records, self._space):
+        if names := left_out(self._run, self._space):
             text = f"{', '.join(names)}: only one value was probed; a larger search.max_time has time for more"
             self._note(text, warns="values without a probe")
-        if said := sentences.disturbed([r for r in self._journal.records if r.event == "probe"]):
+        if said := sentences.disturbed(self._run.probes):
             self._note(said, warns="probes")
 
     def search(self, profiler: Worker, setting: WorkerConfig) -> None:
@@ -337,7 +328,7 @@ class _Study:
         scheduler = TrialScheduler(
             self._journal,
             self._config.space,
-            groups.guard(self._journal.records, plan.alone_bytes or self._limits.cap_bytes()),
+            groups.guard(self._run, plan.alone_bytes or self._limits.cap_bytes()),
             terms,
             plan.on_nodes(len(self._users.training) if self._users is not None else 1),
             self._told,
@@ -373,28 +364,28 @@ class _Study:
                 stage.run(profiler)
 
     def _nothing_usable(self) -> NoUsableTrial:
-        return nothing_usable(self._journal.records, self._folder, self._limits, self._config.search.max_time_s)
+        return nothing_usable(self._run, self._folder, self._limits, self._config.search.max_time_s)
 
     def _today(self) -> dict[str, Scalar]:
         """Returns what is trained today, as far as it is known: `before`, else the plain defaults, as they fit."""
-        space, records = self._config.space, self._journal.records
+        space, run = self._config.space, self._run
         if before := self._limits.before():
             return {**groups.defaults(space), **before}
-        return groups.uncut(space, records, groups.guard(records, self._limits.cap_bytes()))
+        return groups.uncut(space, run, groups.guard(run, self._limits.cap_bytes()))
 
     def publish(self) -> None:
         """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""
         with self._stage("export"):
-            found = summary.from_records(self._journal.records)
+            found = summary.of_run(self._run)
             paths = export.write_all(found, self._folder)
             report.write_report(found, self._folder / "report.html")
-        self._journal.append("stop", reason="finished", resumable=False)
-        found = summary.from_records(self._journal.records)
+        self._journal.append(events.StopRecord, reason="finished", resumable=False)
+        found = summary.of_run(self._run)
         self._terminal.summary(found, self._folder, paths)
 
     def leave(self) -> None:
         """Writes best.yaml and front.csv of what is known where the study ends early; nothing where nothing is."""
-        found = summary.from_records(self._journal.records)
+        found = summary.of_run(self._run)
         if found.best is None:
             return
         with contextlib.suppress(TuningError):  # such as a full disk, for which the study may have ended
@@ -410,7 +401,7 @@ class _Study:
         Not asked for on a CPU: there a measurement says all that a prediction does, and takes less than tracing. On
         CUDA only a prediction knows what the allocator keeps beside the tensors.
         """
-        workload, device = self._config.workload, self._facts["device"]
+        workload, device = self._config.workload, self._facts.device
         major, minor = device.get("capability") or (8, 6)
         requests = [
             Request(workload.ref, dict(workload.options), knobs, "cuda", (int(major), int(minor)))
@@ -421,16 +412,16 @@ class _Study:
     @contextmanager
     def _stage(self, name: str) -> Iterator[bool]:
         """Marks a stage in the records; yields False where they hold its end already."""
-        if stage_done(self._journal.records, name):
+        if self._run.is_done(name):
             yield False
             return
-        self._journal.append("stage", stage=name, state="start")
+        self._journal.append(events.StageRecord, stage=name, state="start")
         self._terminal.stage(name)
         begun = time.monotonic()
         yield True
         if name in ("estimate", "probe") and self._limits.left_s() <= 0:
             return  # it was cut: with more time it goes on
-        self._journal.append("stage", stage=name, state="end", wall_s=time.monotonic() - begun)
+        self._journal.append(events.StageRecord, stage=name, state="end", wall_s=time.monotonic() - begun)
 
     def _share(self, plan: TrialPlan) -> None:
         """Says how the trials share the card, where they do and it limits them, and where fewer run than was asked."""
@@ -442,31 +433,41 @@ class _Study:
             gib = plan.cap_bytes / 2**30
             self._note(f"{plan.concurrency} trials run at once, {gib:.2f} GiB each; one that needs more runs alone")
 
-    def _opening(self) -> Record:
-        return cast(Record, last(self._journal.records, "study"))  # open() wrote one
+    def _opening(self) -> events.StudyRecord:
+        return cast(events.StudyRecord, self._run.study)  # open() wrote one
 
-    def _told(self, record: Record) -> None:
+    def _told(self, made: events.Event) -> None:
         """Says what was written, and once for each knob that it was not honoured, whichever values were asked."""
-        self._terminal.record(record)
-        asked = self._facts.get("asked")
-        config = {n: v for n, v in (record.get("config") or {}).items() if asked is None or n in asked}
-        who = record.get("trial") or record.get("name")
-        for text in runtime_check.disagreements(config, record.get("active") or {}):
+        self._terminal.record(made)
+        match made:
+            case events.TrialRecord():
+                self._say_ignored(made.trial, made)
+                if made.remark:
+                    self._note(made.remark, warns="remark")
+            case events.NamedRecord():
+                self._say_ignored(made.name, made)
+
+    def _say_ignored(self, who: str, made: events.MeasuredRecord) -> None:
+        asked = self._facts.asked
+        config = {n: v for n, v in made.config.items() if asked is None or n in asked}
+        for text in runtime_check.disagreements(config, made.active):
             knob, seen = text.partition("=")[0], text.partition(" was asked; ")[2]
-            notes = [r["text"] for r in reopened(self._journal.records) if r.event == "note"]
-            if not any(f"{knob}=" in note and note.endswith(seen) for note in notes):
+            if not any(f"{knob}=" in note and note.endswith(seen) for note in self._notes()):
                 self._note(f"{who}: {text}" if who else text)
-        if record.event == "trial" and (remark := record.get("remark")):
-            self._note(remark, warns="remark")
+
+    def _notes(self) -> list[str]:
+        """Returns what was noted since the study was last given more to do."""
+        return [note.text for note in self._run.notes if note.seq >= self._run.since()]
 
     def _node(self, node: Node) -> None:
         """Writes and says whether a node of the user's cluster runs trials."""
         said = {"address": node.address, "cores": node.cores, "device": dict(node.device), "kind": node.kind}
-        record = self._journal.append("node", node=node.name, **said, why=node.why)
-        self._terminal.note(sentences.node(record.fields))
+        self._terminal.note(
+            sentences.node(self._journal.append(events.NodeRecord, node=node.name, **said, why=node.why))
+        )
 
     def _note(self, text: str, warns: str = "") -> None:
         """Writes and says a note; the last that `warns` of a subject is in the summary, too."""
-        if not any(r.event == "note" and r["text"] == text for r in reopened(self._journal.records)):
-            self._journal.append("note", text=text, **({"warns": warns} if warns else {}))
+        if text not in self._notes():
+            self._journal.append(events.NoteRecord, text=text, **({"warns": warns} if warns else {}))
             self._terminal.note(text)

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests.commands import MINE, ROOT
+from tests.fakes import study_of
 from tests.tuning.memory.logs import MIB, prediction
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
@@ -138,7 +139,7 @@ def test_a_card_that_is_here_leaves_what_a_study_would_get(
     config = setup.checked(load(["workload=nli", f"runs_dir={tmp_path / 'runs'}", *settings.split()]))[1]
     facts = {"device": {"name": "NVIDIA L4", "memory_bytes": 22 * GIB}}
     with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
-        of_study = Limits(config, facts, journal, 0.0, min(map(doctor.free_bytes, gpus)), 2).cap_bytes()
+        of_study = Limits(config, study_of(facts), journal, 0.0, min(map(doctor.free_bytes, gpus)), 2).cap_bytes()
     found = of(f"workload=nli {settings}", gpus=tuple(gpus))
     assert (found.usable_bytes, found.kernels, found.capability) == (of_study, "cuda", (8, 9))
 

@@ -12,6 +12,7 @@ from tests.commands import ROOT
 from trainables import Knob
 from trainables.knobs import KnobTable
 from tuning.__main__ import main
+from tuning.journal.events import StudyRecord
 from tuning.journal.records import Journal, Record
 
 DATA = ROOT / "tests" / "data"
@@ -59,7 +60,7 @@ def test_a_knob_of_the_runs_own_is_not_taken_for_ours_of_its_name(
     (folder / "trials.jsonl").unlink()
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         study = {**records[0].fields, "workload": "mine.py", "knobs": own.as_raw(), "hooks": [*own.hooks]}
-        journal.append("study", **study)
+        journal.append(StudyRecord, **study)
     text = (DATA / "mine_best.yaml").read_text(encoding="utf-8")
     (folder / "best.yaml").write_text(text.replace("knobs:\n", "knobs:\n  optimizer: lion\n"), encoding="utf-8")
     assert main(["export", "last", "--to", "transformers"]) == 0

@@ -10,8 +10,8 @@ from tests.tuning import answered, hostile
 from tuning.cli import live
 from tuning.cli.progress import counted, progress, standing
 from tuning.config import load
-from tuning.journal import timeline
 from tuning.journal.records import Record
+from tuning.journal.run import History
 from tuning.report import summary
 from tuning.search.race import SYSTEM
 from tuning.search.selection import leader
@@ -27,7 +27,7 @@ def study():
 
 @pytest.fixture(scope="module")
 def moments(records):
-    return timeline.moments(records)
+    return [event.at_s for event in History(records).events]
 
 
 def drawn(found, width, height):
@@ -45,9 +45,9 @@ def test_wherever_a_run_is_its_view_fits_the_terminal(records, study, moments):
         for r in records
     ]
     for end in [*range(0, len(records), 3), len(records)]:
-        used_s = moments[end - 1][1] if end else 0.0
+        used_s = moments[end - 1] if end else 0.0
         for asked in (Asked(), Asked("probe", {"batch_size": 4}), Asked("load")):
-            found = progress(measured[:end], study, used_s, asked)
+            found = progress(History(measured[:end]), study, used_s, asked)
             for width, height in SIZES:
                 lines = drawn(found, width, height)
                 assert max(map(len, lines)) <= width
@@ -62,7 +62,7 @@ def test_the_knobs_of_what_runs_are_shown_whole_from_80_columns_on(records, stud
         dataclasses.replace(r, fields={**r.fields, "config": knobs_of(r)}) if "trial" in r.fields else r
         for r in records
     ]
-    found = progress(own[:end], study, 90.0)
+    found = progress(History(own[:end]), study, 90.0)
     lines = drawn(found, width, height)
     assert max(map(len, lines)) <= width
     assert len(lines) < height
@@ -82,16 +82,16 @@ def knobs_of(record):
 
 def test_the_view_holds_hostile_text_as_text(records, study):
     for end in (20, 45, len(records)):
-        text = "\n".join(drawn(progress(hostile.run(records)[:end], study, 50.0), 200, 50))
+        text = "\n".join(drawn(progress(History(hostile.run(records)[:end]), study, 50.0), 200, 50))
         assert "\x1b" not in text
         assert "\x07" not in text
 
 
 def test_stages_and_counts_never_go_back(records, study, moments):
-    before = progress([], study, 0.0)
+    before = progress(History(), study, 0.0)
     assert (before.number, before.stages, before.ends_at_s) == (0, 5, 240.0)
     for end in range(1, len(records) + 1):
-        found = progress(records[:end], study, moments[end - 1][1])
+        found = progress(History(records[:end]), study, moments[end - 1])
         assert found.number >= before.number
         assert found.done >= before.done or found.stage != before.stage
         assert found.planned is None or found.done <= found.planned
@@ -103,7 +103,7 @@ def test_every_trial_has_one_row_from_its_start_on_and_those_without_an_end_run(
     end = next(n for n, r in enumerate(records) if r.event == "trial" and r["trial"] == "t003")
     begun = {r["trial"] for r in records[:end] if r.event == "trial_start"}
     ended = {r["trial"] for r in records[:end] if r.event == "trial"}
-    rows = progress(records[:end], study, 60.0).rows
+    rows = progress(History(records[:end]), study, 60.0).rows
     assert sorted(row.name for row in rows) == sorted(begun)
     assert {row.name for row in rows if row.since_s is not None} == begun - ended
     assert all(row.samples_per_s is None for row in rows if row.state == "oom")
@@ -112,8 +112,8 @@ def test_every_trial_has_one_row_from_its_start_on_and_those_without_an_end_run(
 def test_the_best_is_the_one_that_would_be_picked_and_stands_first(records, study):
     own = answered.run(records)
     end = next(n for n, r in enumerate(own) if r.event == "stage" and r["stage"] == "confirm")
-    leads = leader(own[:end]).id
-    found = progress(own[:end], study, 80.0)
+    leads = leader(History(own[:end])).trial
+    found = progress(History(own[:end]), study, 80.0)
     assert found.best is not None
     assert found.best.name == leads
     assert live.shown(found.rows, 3)[0].name == leads
@@ -127,7 +127,7 @@ def test_in_confirming_everyone_who_is_trained_again_has_a_row_with_its_seeds(re
     own = answered.run(records)
     begins = next(n for n, r in enumerate(own) if (r.event, r.get("stage")) == ("stage", "confirm")) + 1
     shown = own[: begins + end] if end else own
-    rows = {row.name: row for row in progress(shown, study, 80.0).rows}
+    rows = {row.name: row for row in progress(History(shown), study, 80.0).rows}
     trained = Counter(r["name"] for r in shown if r.event == "confirmed")
     assert all(f"{count} seed" in rows[name].state for name, count in trained.items())
     assert all(rows[name].value is not None for name in trained)
@@ -138,46 +138,46 @@ def test_who_trains_on_a_first_fresh_seed_is_shown_at_once(records, study):
     begins = next(n for n, r in enumerate(own) if (r.event, r.get("stage")) == ("stage", "confirm")) + 1
     configs = {r["name"]: r["config"] for r in own if r.event == "confirmed"}
     for name, config in configs.items():
-        rows = progress(own[:begins], study, 80.0, Asked("advance", config)).rows
+        rows = progress(History(own[:begins]), study, 80.0, Asked("advance", config)).rows
         assert [row.name for row in rows if row.since_s is not None] == [name]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("system", SYSTEM), ("reference", "before"), ("faster", "t007")])
 def test_the_pick_that_is_no_trial_is_the_best_too(records, study, kind, name):
     own = answered.run(records, kind=kind, best="t007" if kind == "faster" else "")
-    assert progress(own, study, 99.0).best.name == name
-    assert ("x before" in live.header(progress(own, study, 99.0))) == (kind != "reference")
+    assert progress(History(own), study, 99.0).best.name == name
+    assert ("x before" in live.header(progress(History(own), study, 99.0))) == (kind != "reference")
 
 
 def test_a_best_that_is_before_itself_is_not_compared_with_it(records, study):
     end = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "search")
-    found = progress(records[:end], study, 80.0)
+    found = progress(History(records[:end]), study, 80.0)
     assert found.best is not None
     assert "x before" in live.header(found)
     named = next(r for r in records[:end] if r.event == "probe" and r["name"] == "before")
     same = Record(end, named.t, "probe", {**named.fields, "config": found.best.config})
-    assert "x before" not in live.header(progress([*records[:end], same], study, 80.0))
+    assert "x before" not in live.header(progress(History([*records[:end], same]), study, 80.0))
 
 
 def test_once_both_took_turns_the_best_is_as_many_times_faster_as_the_summary_says(records, study):
     first = next(r for r in records if r.event == "window" and r["name"] == "best")
     fast = dataclasses.replace(first, fields={**first.fields, "samples_per_s": 20 * first["samples_per_s"]})
     told = [fast if r is first else r for r in records]
-    gain = summary.from_records(told).gain("best", "before")
+    gain = summary.of_run(History(told)).gain("best", "before")
     assert gain.ratio > 3, "of medians it would be 1.85"
-    assert f"best {gain.ratio:.2f}x before" in live.header(progress(told, study, 99.0))
+    assert f"best {gain.ratio:.2f}x before" in live.header(progress(History(told), study, 99.0))
 
 
 def test_a_line_of_the_log_knows_the_best_and_the_count_that_the_table_shows(records, study):
     for end in range(len(records) + 1):
-        found, table = standing(records[:end], study), progress(records[:end], study, 60.0)
+        found, table = standing(History(records[:end]), study), progress(History(records[:end]), study, 60.0)
         assert (found.stage, found.done, found.planned) == (table.stage, table.done, table.planned)
         assert found.best == (table.best.config if table.best is not None else None)
 
 
 def test_what_runs_is_shown_even_where_there_is_room_for_little(records, study):
     end = max(n for n, r in enumerate(records) if r.event == "trial_start") + 1
-    found = progress(records[:end], study, 90.0)
+    found = progress(History(records[:end]), study, 90.0)
     runs = [row.name for row in found.rows if row.since_s is not None]
     assert runs
     assert set(runs) < {row.name for row in live.shown(found.rows, len(runs) + 1)}
@@ -185,16 +185,16 @@ def test_what_runs_is_shown_even_where_there_is_room_for_little(records, study):
 
 def test_it_says_why_nothing_runs(records, study):
     search = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "search") + 1
-    assert progress([], study, 1.0, doing="reading the configuration").doing == "reading the configuration"
-    assert progress(records[:4], study, 5.0, Asked("load")).doing == "a process loads torch, data and model"
-    assert progress(records[:2], study, 5.0, Asked("kinds")).doing.startswith("comparing a step")
-    assert progress(records[:search], study, 40.0).doing == "starting Ray and 2 workers"
-    assert progress(records[: search + 2], study, 42.0).doing == ""
+    assert progress(History(), study, 1.0, doing="reading the configuration").doing == "reading the configuration"
+    assert progress(History(records[:4]), study, 5.0, Asked("load")).doing == "a process loads torch, data and model"
+    assert progress(History(records[:2]), study, 5.0, Asked("kinds")).doing.startswith("comparing a step")
+    assert progress(History(records[:search]), study, 40.0).doing == "starting Ray and 2 workers"
+    assert progress(History(records[: search + 2]), study, 42.0).doing == ""
 
 
 def test_a_probe_that_runs_is_a_row_with_its_knobs(records, study):
     begun = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "probe") + 1
-    (row,) = progress(records[:begun], study, 9.0, Asked("probe", {"batch_size": 4})).rows
+    (row,) = progress(History(records[:begun]), study, 9.0, Asked("probe", {"batch_size": 4})).rows
     assert (row.state, dict(row.config)) == ("runs", {"batch_size": 4})
 
 
@@ -215,22 +215,22 @@ def even(records, study, trials=12, each_s=10.0):
 def test_the_end_is_foreseen_from_what_trials_take(records, study):
     whole = even(records, study)
     free = study.model_copy(update={"search": study.search.model_copy(update={"max_time_s": None})})
-    ends = [progress(whole[: 2 + 2 * n], free, 10.0 * n).ends_at_s for n in range(1, 13)]
+    ends = [progress(History(whole[: 2 + 2 * n]), free, 10.0 * n).ends_at_s for n in range(1, 13)]
     assert max(ends) - min(ends) < 1e-6
     assert ends[0] > 120.0  # confirming comes after the last trial
-    assert progress(whole[:2], free, 0.0).ends_at_s is None
+    assert progress(History(whole[:2]), free, 0.0).ends_at_s is None
 
 
 def test_more_trials_than_there_is_time_for_take_all_of_it(records, study):
     auto = study.model_copy(update={"search": study.search.model_copy(update={"trials": "auto"})})
     end = next(n for n, r in enumerate(records) if r.event == "trial") + 1
-    found = progress(records[:end], auto, 30.0)
+    found = progress(History(records[:end]), auto, 30.0)
     assert (found.done, found.planned, found.ends_at_s) == (1, 50, 240.0)
 
 
 def test_the_end_is_never_after_the_time_allowed(records, study):
     short = study.model_copy(update={"search": study.search.model_copy(update={"max_time_s": 60.0})})
-    found = progress(even(records, study)[:8], short, 30.0)
+    found = progress(History(even(records, study)[:8]), short, 30.0)
     assert (found.allowed_s, found.ends_at_s) == (60.0, 60.0)
     assert live.clock(found) == "30s of 1m, ends in about 30s"
 
@@ -238,16 +238,16 @@ def test_the_end_is_never_after_the_time_allowed(records, study):
 def test_what_is_trained_beside_the_search_is_none_of_its_trials(records, study):
     found = [r for r in records if r.event in ("trial", "trial_start")]
     others = [dataclasses.replace(r, fields={**r.fields, "beside": r["trial"] == "t000"}) for r in found]
-    assert counted(others, study, "search")[0] == counted(found, study, "search")[0] - 1
-    assert summary.from_records(others).trials_done == summary.from_records(found).trials_done - 1
+    assert counted(History(others), study, "search")[0] == counted(History(found), study, "search")[0] - 1
+    assert summary.of_run(History(others)).trials_done == summary.of_run(History(found)).trials_done - 1
 
 
 def test_a_study_that_was_given_more_time_counts_what_is_confirmed_since(records, study):
     end = max(n for n, r in enumerate(records) if r.event == "window") + 1
     trained = sum(r.event == "confirmed" for r in records[:end])
-    assert counted(records[:end], study, "confirm")[0] > trained
+    assert counted(History(records[:end]), study, "confirm")[0] > trained
     more = Record(900, records[0].t, "resume", {"search": {"max_time": 480.0}}, 0.0)
     again = Record(901, records[0].t, "stage", {"stage": "confirm", "state": "start"}, 1.0)
-    assert counted([*records[:end], more], study, "confirm")[0] == trained
-    done, planned = counted([*records[:end], more, again], study, "confirm")
+    assert counted(History([*records[:end], more]), study, "confirm")[0] == trained
+    done, planned = counted(History([*records[:end], more, again]), study, "confirm")
     assert done == trained < planned, "windows are taken anew"

@@ -17,7 +17,9 @@ from tuning.cli import live
 from tuning.cli.terminal import Terminal
 from tuning.config import load
 from tuning.config.errors import ConfigError
+from tuning.journal.events import StudyRecord
 from tuning.journal.records import Record
+from tuning.journal.run import History
 from tuning.report import summary, text
 from tuning.workers import doctor
 
@@ -40,17 +42,17 @@ def play(records, study, stream=io.StringIO, verbosity=0, **env):
     """Returns what stdout and stderr hold after a whole run."""
     out, err = stream(), stream()
     terminal = Terminal(verbosity, out=out, err=err, env={"TERM": "xterm-256color", **env}, clock=lambda: 0.0)
-    seen = []
+    run = History()
     terminal.begin(0.0)
     terminal.plan(study)
-    terminal.opened(records[0], FOLDER, 0.0, lambda: seen)
+    terminal.opened(StudyRecord.read(records[0]), FOLDER, 0.0, run)
     for record in records:
-        seen.append(record)
+        made = run.add(record)
         if record.event == "stage" and record["state"] == "start":
             terminal.stage(record["stage"])
-        terminal.record(record)
+        terminal.record(made)
     written = [FOLDER / name for name in ("best.yaml", "most_accurate.yaml", "front.csv")]
-    terminal.summary(summary.from_records(records), FOLDER, written)
+    terminal.summary(summary.of_run(History(records)), FOLDER, written)
     return out.getvalue(), err.getvalue()
 
 
@@ -177,7 +179,7 @@ def test_checks_are_told_when_something_is_wrong():
 def test_an_interruption_says_how_to_go_on(records):
     stream = io.StringIO()
     terminal = Terminal(-1, out=io.StringIO(), err=stream, env={})
-    terminal.opened(records[0], Path("elsewhere/nli/x1"), 0.0, list)
+    terminal.opened(StudyRecord.read(records[0]), Path("elsewhere/nli/x1"), 0.0, History())
     terminal.interrupted(signal.SIGINT)
     assert "interrupted by SIGINT" in stream.getvalue()
     assert "resume with: python -m tuning.run resume=x1 runs_dir=elsewhere\n" in stream.getvalue()
@@ -193,7 +195,7 @@ def test_an_error_is_printed_whole_and_without_markup():
 def test_a_run_cut_off_anywhere_has_a_result(records):
     for end in range(0, len(records), 4):
         out = io.StringIO()
-        Terminal(out=out, err=io.StringIO(), env={}).summary(summary.from_records(records[:end]), FOLDER)
+        Terminal(out=out, err=io.StringIO(), env={}).summary(summary.of_run(History(records[:end])), FOLDER)
         told = out.getvalue().splitlines()
         known = any(r.event == "probe" for r in records[:end])
         assert known or "No configuration was picked" in told[0]
@@ -253,7 +255,7 @@ def test_a_terminal_that_goes_away_ends_nothing(records, study):
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_list_of_trials_cuts_no_knob(records, width):
     out = io.StringIO()
-    Terminal(out=out, err=io.StringIO(), env={"COLUMNS": str(width)}).trials(summary.from_records(records))
+    Terminal(out=out, err=io.StringIO(), env={"COLUMNS": str(width)}).trials(summary.of_run(History(records)))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     found = [line for line in lines if line.startswith("t0")]

@@ -12,7 +12,9 @@ from trainables.knobs import KnobTable, domain_of, using
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import parsed_space
 from tuning.config.space import Choice, Range, Space, parse_parameter, values_of
+from tuning.journal.events import ProbeRecord
 from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.memory.groups import guard, plain_defaults, uncut
 
 SYSTEM = {
@@ -136,7 +138,7 @@ def test_the_largest_batch_can_be_one_micro_batch(batch: Any, sizes: tuple[int, 
         assert settled.complete({"batch_size": smallest, "micro_batch_size": sizes[-1]})["micro_batch_size"] == smallest
     if not isinstance(batch, dict):
         assert plain_defaults(settled).get("micro_batch_size") == smallest
-        allowed = uncut(settled, [], guard([], None))["micro_batch_size"]
+        allowed = uncut(settled, History(), guard(History(), None))["micro_batch_size"]
         assert allowed == min(size for size in sizes if size >= smallest), "which is cut to the batch"
 
 
@@ -145,11 +147,11 @@ def test_a_batch_in_one_piece_for_which_memory_was_short_is_cut_though_its_size_
 ) -> None:
     settled = Space.parse({"micro_batch_size": "auto", "batch_size": [24, 48, 96]}).settled(4)
     with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
-        assert uncut(settled, journal.records, guard([], None))["micro_batch_size"] == 32
-        journal.append("probe", outcome="killed", config={"batch_size": 96, "micro_batch_size": 32})
-        assert uncut(settled, journal.records, guard([], None))["micro_batch_size"] == 32, "24 is not 32"
-        journal.append("probe", outcome="killed", config={"batch_size": 24, "micro_batch_size": 32})
-        assert uncut(settled, journal.records, guard([], None))["micro_batch_size"] == 16
+        assert uncut(settled, journal.run, guard(History(), None))["micro_batch_size"] == 32
+        journal.append(ProbeRecord, outcome="killed", config={"batch_size": 96, "micro_batch_size": 32})
+        assert uncut(settled, journal.run, guard(History(), None))["micro_batch_size"] == 32, "24 is not 32"
+        journal.append(ProbeRecord, outcome="killed", config={"batch_size": 24, "micro_batch_size": 32})
+        assert uncut(settled, journal.run, guard(History(), None))["micro_batch_size"] == 16
 
 
 def test_a_range_of_a_knob_with_a_list_of_values_is_refused() -> None:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import zlib
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,19 @@ import numpy as np
 import pytest
 
 from tuning.config.errors import ConfigError, StoppedEarly
+from tuning.journal.events import Event, ProbeRecord
 from tuning.journal.records import (
     IN_ANOTHER_CONTAINER,
     Journal,
     Record,
-    is_finished,
     read,
-    stage_done,
-    trials,
-    unfinished,
-    windows,
     writer_of,
 )
+
+
+@dataclass(frozen=True)
+class Step(Event, event="step"):
+    """An event of these tests."""
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def written(path: Path, count: int) -> bytes:
     """Fills a journal with `count` notes and returns its bytes."""
     with Journal.open(path, create=True) as journal:
         for n in range(count):
-            journal.append("step", text=f'note {n}: "quoted", naïve, {{"seq":1}}', number=n)
+            journal.append(Step, text=f'note {n}: "quoted", naïve, {{"seq":1}}', number=n)
     return path.read_bytes()
 
 
@@ -54,8 +56,8 @@ def test_a_record_is_what_a_reader_sees(path: Path) -> None:
 
     odd = {"tuple": (1, 2.5), "nested": {"nan": math.nan}, 8: None, "flag": True, "numpy": np.int64(3)}
     with Journal.open(path, create=True) as journal:
-        made = journal.append(
-            "probe",
+        journal.append(
+            ProbeRecord,
             name=None,
             config={},
             odd=odd,
@@ -64,8 +66,9 @@ def test_a_record_is_what_a_reader_sees(path: Path) -> None:
             np=np.float32("nan"),
             raw="\udc80\n\x00",
         )
+        [kept] = journal.records
     [seen], warnings = read(path)
-    assert seen == made
+    assert seen == kept
     assert not warnings
     assert (seen["rate"], seen["np"], seen["outcome"], seen["raw"]) == (None, None, "ok", "\udc80\n\x00")
     assert seen["odd"] == {"tuple": [1, 2.5], "nested": {"nan": None}, "8": None, "flag": True, "numpy": 3}
@@ -74,7 +77,7 @@ def test_a_record_is_what_a_reader_sees(path: Path) -> None:
 
 def test_what_json_cannot_hold_is_named_and_not_written(path: Path) -> None:
     with Journal.open(path, create=True) as journal, pytest.raises(TypeError, match=r"step\.config\.a\[1\] is a set"):
-        journal.append("step", config={"a": [0, {1}]})
+        journal.append(Step, config={"a": [0, {1}]})
     assert not path.read_bytes()
 
 
@@ -95,7 +98,7 @@ def test_torn_at_every_byte_of_the_last_record(path: Path) -> None:
             kept = 4 if cut == len(whole) - 1 else 3  # only the newline is missing: the record is whole
             assert numbers(journal.records) == list(range(kept))
             assert len(journal.warnings) == (1 if start < cut < len(whole) - 1 else 0)
-            journal.append("step", number=kept)
+            journal.append(Step, number=kept)
         again, warnings = read(path)
         assert numbers(again) == list(range(kept + 1))
         assert not warnings
@@ -136,13 +139,13 @@ def test_damage_in_the_middle_stays_in_the_file_and_is_skipped(path: Path) -> No
     with Journal.open(path) as journal:
         assert journal.warnings == ["line 2 is damaged and was left out"]
         assert numbers(journal.records) == [0, 2]
-        assert journal.append("step", number=3).seq == 3
+        assert journal.append(Step, number=3).seq == 3
     assert path.read_bytes().startswith(broken)
 
 
 def test_reading_beside_a_live_writer_changes_nothing(path: Path) -> None:
     with Journal.open(path, create=True) as journal:
-        journal.append("step", number=0)
+        journal.append(Step, number=0)
         with path.open("ab") as file:
             file.write(b'{"seq":1,"t"')
         before = path.read_bytes()
@@ -180,7 +183,7 @@ def test_a_second_driver_is_told_who_the_first_is_and_the_lock_of_a_killed_one_i
             Journal.open(path)
         holder.kill()
     with Journal.open(path) as journal:
-        journal.append("step", number=0)
+        journal.append(Step, number=0)
         assert writer_of(path) == os.getpid()
     Journal.open(path).close()
 
@@ -204,10 +207,10 @@ def test_a_full_disk_leaves_whole_records_and_says_what_to_do(path: Path, monkey
         with pytest.raises(
             StoppedEarly, match=rf"{path} cannot be written: No space left on device; [^\n]*\n  try: make room in"
         ):
-            journal.append("step", number=2)
+            journal.append(Step, number=2)
         assert path.read_bytes() == whole
         room[0] = 10_000
-        assert journal.append("step", number=2).seq == 2
+        assert journal.append(Step, number=2).seq == 2
     assert numbers(read(path)[0]) == [0, 1, 2]
 
 
@@ -218,7 +221,7 @@ def test_a_failed_sync_is_not_a_record(path: Path, monkeypatch: pytest.MonkeyPat
     with Journal.open(path, create=True) as journal:
         monkeypatch.setattr(os, "fsync", fsync)
         with pytest.raises(StoppedEarly, match="Input/output error"):
-            journal.append("step")
+            journal.append(Step)
         assert journal.records == []
     assert path.read_bytes() == b""
 
@@ -236,7 +239,7 @@ def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None
     path = tmp_path / "one" / "trials.jsonl"
     path.parent.mkdir()
     with Journal.open(path, create=True) as journal:
-        journal.append("step", number=0)
+        journal.append(Step, number=0)
         if gone == "moved":
             path.parent.rename(tmp_path / "elsewhere")
         else:
@@ -244,7 +247,7 @@ def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None
         if gone == "replaced":
             path.write_text("another's\n")
         with pytest.raises(StoppedEarly, match=r"was deleted or moved [^\n]*\n  try: put it back") as caught:
-            journal.append("step", number=1)
+            journal.append(Step, number=1)
         assert caught.value.exit_code == 4
         assert numbers(journal.records) == [0]
 
@@ -274,75 +277,8 @@ def test_a_run_of_somebody_else_is_said_to_be_that(path: Path, monkeypatch: pyte
 
 def test_seconds_since_the_opening_do_not_follow_the_clock(path: Path) -> None:
     with Journal.open(path, create=True) as journal:
-        monos = [journal.append("step").mono for _ in range(3)]
+        for _ in range(3):
+            journal.append(Step)
+        monos = [record.mono for record in journal.records]
     assert all(mono is not None and 0 <= mono < 60 for mono in monos)
     assert monos == [r.mono for r in read(path)[0]]
-
-
-# -- views -------------------------------------------------------------------------------------------------------------
-
-
-def made(*events: tuple[str, dict[str, Any]]) -> list[Record]:
-    return [Record(n, "", event, fields) for n, (event, fields) in enumerate(events)]
-
-
-def ended(trial: str, outcome: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    return "trial", {"trial": trial, "config": {"batch_size": 8}, "outcome": outcome, **fields}
-
-
-def test_a_trial_counts_once_with_its_latest_ending() -> None:
-    rate = {"samples_per_s": 3.0}
-    records = made(ended("t0", "killed", **rate), ended("t1", "ok", **rate), ended("t0", "oom", message=None))
-    assert [(t.id, t.outcome, t.samples_per_s, t.message) for t in trials(records)] == [
-        ("t0", "oom", None, ""),
-        ("t1", "ok", 3.0, ""),
-    ]
-
-
-def test_unfinished_are_in_order_and_once() -> None:
-    def start(trial: str, size: int) -> tuple[str, dict[str, Any]]:
-        return "trial_start", {"trial": trial, "config": {"batch_size": size}, "attempt": 1}
-
-    records = made(start("t2", 1), start("t0", 2), start("t1", 3), ended("t0", "ok"), start("t2", 1))
-    assert unfinished(records) == [("t2", {"batch_size": 1}), ("t1", {"batch_size": 3})]
-
-
-def test_a_trial_that_the_time_cut_is_unfinished_once_the_study_was_given_more() -> None:
-    start = "trial_start", {"trial": "t0", "config": {"batch_size": 8}, "attempt": 1}
-    more = "resume", {"search": {"max_time": 480.0}}
-    first = [start, ended("t0", "cut")]
-    assert unfinished(made(*first, ("resume", {}))) == []
-    assert unfinished(made(*first, more)) == [("t0", {"batch_size": 8})]
-    assert unfinished(made(*first, more, start, ended("t0", "cut"))) == []
-    assert unfinished(made(*first, more, start, ended("t0", "ok"), more)) == []
-    late = "trial", {"trial": "t0", "config": {}, "outcome": "stopped", "stopped_at": 0, "values": {}}
-    assert unfinished(made(start, ("resume", {}), late)) == [], "no time was left to begin again"
-    assert unfinished(made(start, ("resume", {}), late, more)) == [("t0", {"batch_size": 8})]
-    assert unfinished(made(*first, more, ("refused", {"trial": "t0", "stage": "search", "config": {}}))) == []
-
-
-def test_a_study_that_was_given_more_time_is_not_finished_and_has_its_probes() -> None:
-    ends = [("stage", {"stage": stage, "state": "end"}) for stage in ("probe", "search", "confirm", "export")]
-    window = ("window", {"name": "best", "round": 0, "samples_per_s": 1.0})
-    stop = ("stop", {"reason": "finished", "resumable": False})
-    first = [*ends, window, stop]
-    assert is_finished(made(*first))
-    assert is_finished(made(*first, ("resume", {})))
-    again = made(*first, ("resume", {"search": {"trials": 20}}), ("resume", {}))
-    assert not is_finished(again)
-    assert [stage_done(again, stage) for stage in ("probe", "search", "confirm", "export")] == [True, *[False] * 3]
-    assert len(windows(again)) == 1
-    more = made(*first, ("resume", {"search": {"trials": 20}}), window, window, *ends)
-    assert is_finished(more)
-    assert len(windows(more)) == 2
-    assert len(windows([*more, *made(("resume", {"pick": {"tolerance": 0.1}}))])) == 2, "no other session's"
-
-
-def test_a_rating_whose_trial_is_not_there_is_passed_over(tmp_path: Path) -> None:
-    with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
-        journal.append("rated", trial="t000", config={"num_workers": 2}, samples_per_s=9.0)
-        assert trials(journal.records) == []
-        journal.append("trial", trial="t000", config={"num_workers": 0}, outcome="ok", samples_per_s=5.0)
-        assert [t.samples_per_s for t in trials(journal.records)] == [5.0]
-        journal.append("rated", trial="t000", config={"num_workers": 2}, samples_per_s=9.0)
-        assert [(t.samples_per_s, t.config["num_workers"]) for t in trials(journal.records)] == [(9.0, 2)]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tuning.journal import timeline
 from tuning.journal.records import Record
+from tuning.journal.run import History
 
 EPOCH = 1_800_000_000.0
 
@@ -18,24 +19,28 @@ def at(second, event, **fields):
     return Record(int(second * 1000), stamp, event, fields)
 
 
+def times(records):
+    return timeline.times(History(records).events)
+
+
 def trial(name, first, last, **fields):
     return at(last, "trial", trial=name, first_step_at=EPOCH + first, last_step_at=EPOCH + last, **fields)
 
 
 def test_trials_side_by_side_count_once():
-    found = timeline.times([at(0, "study"), trial("a", 2, 10), trial("b", 4, 12)])
+    found = times([at(0, "study"), trial("a", 2, 10), trial("b", 4, 12)])
     assert found.training_s == pytest.approx(10)
     assert found.waiting_s == pytest.approx(2)
 
 
 def test_evaluation_has_its_share_of_the_trials():
-    found = timeline.times([at(0, "study"), trial("a", 0, 10, train_s=7.5, evaluate_s=2.5)])
+    found = times([at(0, "study"), trial("a", 0, 10, train_s=7.5, evaluate_s=2.5)])
     assert (found.training_s, found.evaluating_s) == (pytest.approx(7.5), pytest.approx(2.5))
 
 
 def test_setup_is_start_up_unless_another_trial_trains():
     records = [at(0, "study"), trial("a", 3, 10, setup_s=2.0), trial("b", 8, 12, setup_s=4.0)]
-    assert timeline.times(records).startup_s == pytest.approx(2)
+    assert times(records).startup_s == pytest.approx(2)
 
 
 def test_probes_and_windows_end_when_they_are_written():
@@ -45,7 +50,7 @@ def test_probes_and_windows_end_when_they_are_written():
         at(10, "window", wall_s=3.0),
         at(15, "confirmed", train_s=4.0),
     ]
-    found = timeline.times(records)
+    found = times(records)
     assert (found.probing_s, found.confirming_s, found.waiting_s) == (
         pytest.approx(5),
         pytest.approx(7),
@@ -55,17 +60,17 @@ def test_probes_and_windows_end_when_they_are_written():
 
 def test_time_between_sessions_does_not_count():
     records = [at(0, "study"), at(5, "probe", wall_s=5.0), at(1005, "resume"), at(1010, "probe", wall_s=5.0)]
-    found = timeline.times(records)
+    found = times(records)
     assert (found.wall_s, found.probing_s, found.waiting_s) == (pytest.approx(10), pytest.approx(10), pytest.approx(0))
 
 
 def test_time_before_the_first_record_is_start_up():
-    found = timeline.times([at(0, "study", startup_s=8.0), at(2, "probe", wall_s=2.0)])
+    found = times([at(0, "study", startup_s=8.0), at(2, "probe", wall_s=2.0)])
     assert (found.wall_s, found.startup_s) == (pytest.approx(10), pytest.approx(8))
 
 
 def test_no_records_no_time():
-    assert timeline.times([]).wall_s == 0.0
+    assert times([]).wall_s == 0.0
 
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6)
@@ -77,7 +82,7 @@ def test_the_parts_add_up_to_the_whole(trials, probes):
     records = [at(0, "study"), at(80, "stage", stage="export", state="end")]
     records += [trial(f"t{n}", a, a + b) for n, (a, b) in enumerate(trials)]
     records += [at(a + b, "probe", wall_s=float(b)) for a, b in probes]
-    found = timeline.times([records[0], *sorted(records[1:], key=lambda r: r.seq)])
+    found = times([records[0], *sorted(records[1:], key=lambda r: r.seq)])
     parts = found.startup_s + found.probing_s + found.training_s + found.evaluating_s + found.confirming_s
     assert parts + found.waiting_s == pytest.approx(found.wall_s)
 
@@ -103,20 +108,20 @@ def test_a_clock_that_is_set_changes_no_time(slips):
         trial("b", 2, 5, train_s=3.0),
         at(7, "window", wall_s=2.0),
     ]
-    right = timeline.times([*as_recorded(first, [0.0] * 4), *as_recorded(second, [0.0] * 4)])
+    right = times([*as_recorded(first, [0.0] * 4), *as_recorded(second, [0.0] * 4)])
     assert (right.wall_s, right.startup_s, right.training_s) == (pytest.approx(20), pytest.approx(3), pytest.approx(6))
-    found = timeline.times([*as_recorded(first, slips[:4]), *as_recorded(second, slips[4:])])
+    found = times([*as_recorded(first, slips[:4]), *as_recorded(second, slips[4:])])
     assert found == right
 
 
 def test_a_damaged_resume_line_still_begins_a_session():
     records = [*as_recorded([at(0, "study"), at(9, "probe", wall_s=9.0)], [0, 0])]
     records += as_recorded([at(3, "probe", wall_s=3.0)], [50_000])
-    assert timeline.times(records).wall_s == pytest.approx(9)
-    assert timeline.times([*records, *as_recorded([at(5, "probe", wall_s=2.0)], [50_000])]).wall_s == pytest.approx(11)
+    assert times(records).wall_s == pytest.approx(9)
+    assert times([*records, *as_recorded([at(5, "probe", wall_s=2.0)], [50_000])]).wall_s == pytest.approx(11)
 
 
 def test_the_sample_run_adds_up(records):
-    found = timeline.times(records)
+    found = times(records)
     assert found.wall_s == pytest.approx(194, abs=1)
     assert found.startup_s + found.waiting_s == pytest.approx(13, abs=1)

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning.config.space import Space
+from tuning.journal.events import StudyRecord
 from tuning.journal.records import Journal
 from tuning.memory.groups import guard, key_of, memory_groups, micro_batches
 from tuning.memory.measure import MemoryStage
@@ -66,23 +67,23 @@ def test_a_coupling_is_measured_at_two_sizes_and_then_at_the_largest(journal: Jo
     MemoryStage(profiler, SPACE, journal, 10**9).run()
     assert [sizes for _, sizes in profiler.asked] == [(2, 8), (2, 8), (64,), (64,)]
     assert all(knobs["dropout"] == 0.0 for knobs, _ in profiler.asked)  # the space's, not the knob's own default
-    assert guard(journal.records, 10**9).predicted_bytes(FP32, 40) == pytest.approx(500 * MB, rel=0.02)
+    assert guard(journal.run, 10**9).predicted_bytes(FP32, 40) == pytest.approx(500 * MB, rel=0.02)
 
 
 def test_what_the_line_says_is_too_large_is_not_measured(journal: Journal) -> None:
     profiler = CountingBench()
     MemoryStage(profiler, SPACE, journal, 400 * MB).run()  # 64 samples take 740 MB, 16 of them 260
     assert [sizes for _, sizes in profiler.asked[2:]] == [(16,), (16,)]
-    learned = guard(journal.records, 400 * MB)
+    learned = guard(journal.run, 400 * MB)
     assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
 
 
 def test_what_is_close_to_the_cap_is_measured_and_not_guessed(journal: Journal) -> None:
     profiler = CountingBench()
-    journal.append("study", card={"cap_bytes": 720 * MB}, device={"type": "cpu"})
+    journal.append(StudyRecord, card={"cap_bytes": 720 * MB}, device={"type": "cpu"})
     MemoryStage(profiler, SPACE, journal, 720 * MB).run()  # 64 samples take 740 MB: 3 % more than there are
     assert [sizes for _, sizes in profiler.asked[2:]] == [(64,), (64,)]
-    learned = guard(journal.records, 720 * MB)
+    learned = guard(journal.run, 720 * MB)
     assert learned.predicted_bytes(FP32, 64) == pytest.approx(740 * MB, rel=0.01)
     assert not learned.judge(FP32, 64).fits
 
@@ -94,18 +95,18 @@ def test_what_runs_out_of_memory_while_it_is_measured_is_known_not_to_fit(journa
             fitting = itertools.takewhile(lambda pair: pair[1] <= 720 * MB, found["measured"])
             return {**found, "measured": list(fitting), "message": "no room"}
 
-    journal.append("study", card={"cap_bytes": None}, device={"type": "cuda"})
+    journal.append(StudyRecord, card={"cap_bytes": None}, device={"type": "cuda"})
     profiler = Card()
     MemoryStage(profiler, SPACE, journal, 720 * MB).run()
     assert [sizes for _, sizes in profiler.asked[2:]] == [(64,), (32,)] * 2, "then the next smaller"
-    learned = guard(journal.records, 720 * MB)
+    learned = guard(journal.run, 720 * MB)
     assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
-    assert guard(journal.records, 10**9).judge(FP32, 64).fits, "it failed under less than this"
+    assert guard(journal.run, 10**9).judge(FP32, 64).fits, "it failed under less than this"
 
 
 def test_on_a_plain_cpu_nothing_is_measured_that_may_not_fit(journal: Journal) -> None:
     profiler = CountingBench()
-    journal.append("study", card={"cap_bytes": None}, device={"type": "cpu"})
+    journal.append(StudyRecord, card={"cap_bytes": None}, device={"type": "cpu"})
     MemoryStage(profiler, SPACE, journal, 720 * MB).run()
     assert [sizes for _, sizes in profiler.asked[2:]] == [(32,), (32,)]
 
@@ -123,7 +124,7 @@ def test_when_its_time_is_up_it_says_so_and_leaves_the_rest_to_the_trials(journa
     MemoryStage(CountingBench(), SPACE, journal, 10**9).run(limit_s=-1.0)
     assert [r.event for r in journal.records] == ["footprint", "note"]
     assert journal.records[-1]["text"].startswith("measured 1 of 2 memory groups")
-    learned = guard(journal.records, 10**9)
+    learned = guard(journal.run, 10**9)
     assert (
         learned.judge(key_of({"amp_dtype": "bf16", "dropout": 0.0}), 64).reason
         == "nothing is known of this memory group"
@@ -137,7 +138,7 @@ def test_a_prediction_is_corrected_by_one_measurement(journal: Journal) -> None:
     record = journal.records[0]
     assert (record["source"], record["notes"], record["measured"]) == ("traced", ["why"], [[2, 120 * MB]])
     assert [p[:2] for p in record["points"]][:2] == [[1, 88 * MB], [2, 112 * MB]]
-    learned = guard(journal.records, 10**9)
+    learned = guard(journal.run, 10**9)
     assert learned.predicted_bytes(FP32, 2) == pytest.approx(120 * MB, rel=0.02)
     assert (learned.predicted_bytes(FP32, 16) or 0) > 0.8 * (80 + 480) * MB
 
@@ -160,7 +161,7 @@ def test_where_not_even_the_smallest_fits_nothing_does(journal: Journal) -> None
             return {**super().footprint(knobs, micro_batches), "measured": [], "message": "no room"}
 
     MemoryStage(Full(), SPACE, journal, 10**9).run()
-    learned = guard(journal.records, 10**9)
+    learned = guard(journal.run, 10**9)
     assert not learned.judge(FP32, 1).fits
 
 
@@ -173,7 +174,7 @@ def test_where_only_one_sample_fits_that_is_measured_and_not_guessed(journal: Jo
 
     profiler = Small()
     MemoryStage(profiler, SPACE, journal, 115 * MB).run()  # 110 MB at one sample, 120 at two
-    learned = guard(journal.records, 115 * MB)
+    learned = guard(journal.run, 115 * MB)
     assert [sizes for _, sizes in profiler.asked[:2]] == [(2, 8), (1,)]
     assert learned.predicted_bytes(FP32, 1) == pytest.approx(110 * MB, rel=0.02)
     assert not learned.judge(FP32, 2).fits
@@ -193,15 +194,13 @@ def test_a_footprint_that_hung_or_had_no_time_says_nothing_of_the_memory(
                 return {**found, "outcome": outcome, "measured": []}
             return {**found, "measured": [pair for pair in found["measured"] if pair[0] in fitting]}
 
-    journal.append("study", card={"cap_bytes": None}, device={"type": "cuda"})
+    journal.append(StudyRecord, card={"cap_bytes": None}, device={"type": "cuda"})
     profiler = Slow()
     MemoryStage(profiler, SPACE, journal, 10**9, clock=lambda: 0.0).run()
     assert len(profiler.asked) == 2 * (1 + (hangs_at != (2, 8))), "asked once of each group"
-    learned = guard(journal.records, 10**9)
+    learned = guard(journal.run, 10**9)
     assert learned.judge(FP32, 64).fits
-    assert [r["measured"] for r in journal.records if r.event == "footprint"] == [[[2, 120 * MB], [8, 180 * MB]]] * (
-        2 if fitting else 0
-    )
+    assert [r.measured for r in journal.run.footprints] == [((2, 120 * MB), (8, 180 * MB))] * (2 if fitting else 0)
 
 
 def test_of_a_range_its_ends_and_middle_are_measured() -> None:

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuning.journal.events import FootprintRecord
+from tuning.journal.format import Record
+from tuning.memory.groups import profile_of
 from tuning.memory.profile import MemoryProfile, Point
 from tuning.memory.trace import Peak
 
@@ -103,4 +106,5 @@ def test_of_a_prediction_a_card_holds_capacity_and_a_cpu_live_bytes() -> None:
 @given(floors, measurements)
 def test_it_survives_the_journal(floor_bytes: int, measured: list[tuple[int, int]]) -> None:
     found = MemoryProfile.from_measured(floor_bytes, measured, 1.1)
-    assert MemoryProfile.of(found.as_raw()) == found
+    record = FootprintRecord.read(Record(0, "", "footprint", found.as_raw()))
+    assert profile_of(record) == found

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.tuning import answered
+from tuning.journal.run import History
 from tuning.report import report, sentences, summary, tables
 from tuning.report.answers import beside
 from tuning.search.confirm import WITH_TODAY
@@ -15,7 +16,7 @@ from tuning.stats.uncertainty import Spread
 
 
 def of(records, **pick):
-    return summary.from_records(answered.run(records, **pick))
+    return summary.of_run(History(answered.run(records, **pick)))
 
 
 def test_an_answer_has_its_own_trainings_and_what_it_has_over_today_on_the_same_seeds(answers):
@@ -49,7 +50,7 @@ def test_an_answer_that_is_worse_than_today_is_left_out(records):
         else r
         for r in own
     ]
-    assert list(summary.from_records(worse).answers) == ["best", "best_at_speed"]
+    assert list(summary.of_run(History(worse)).answers) == ["best", "best_at_speed"]
 
 
 def test_what_was_trained_as_the_reference_is_compared_with_though_before_was_measured_too(records):
@@ -60,7 +61,7 @@ def test_what_was_trained_as_the_reference_is_compared_with_though_before_was_me
         if r.event in ("confirmed", "window") and r["name"] == "before"
     ]
     at = next(n for n, r in enumerate(own) if r.event == "pick")
-    found = summary.from_records([*own[:at], *plain, *own[at:]])
+    found = summary.of_run(History([*own[:at], *plain, *own[at:]]))
     assert (found.reference.name, found.answers["best"].gain.over) == ("plain defaults", "plain defaults")
 
 
@@ -73,7 +74,7 @@ def test_a_pick_that_is_no_trial_has_its_own_quality_and_not_that_of_one_unlike_
     untrained = [
         r for r in answered.run(records, best="", kind="system") if r.get("name") != SYSTEM or r.event != "confirmed"
     ]
-    best = summary.from_records(untrained).best
+    best = summary.of_run(History(untrained)).best
     assert (best.quality, best.curves) == ({}, {})
 
 
@@ -85,7 +86,7 @@ def test_a_pick_with_the_system_knobs_of_today_has_the_quality_of_its_trial_and_
     pick = next(n for n, r in enumerate(own) if r.event == "pick")
     own[pick] = dataclasses.replace(own[pick], fields={**own[pick].fields, "config": config})
     faster = dataclasses.replace(window, fields={**window.fields, "samples_per_s": 99.0})
-    found = summary.from_records([*own[:pick], faster, *own[pick:]])
+    found = summary.of_run(History([*own[:pick], faster, *own[pick:]]))
     assert (found.best.trial, found.best.config["num_workers"], found.best.samples_per_s) == ("t007", 3, 99.0)
     assert tuple(found.best.quality["accuracy"].by_seed.values()) == answered.QUALITY["t007"]
     own = found.answers["best"].time
@@ -95,7 +96,7 @@ def test_a_pick_with_the_system_knobs_of_today_has_the_quality_of_its_trial_and_
 
 
 def test_without_windows_speed_is_compared_on_the_same_seeds(records):
-    own = summary.from_records([r for r in answered.run(records) if r.event != "window"])
+    own = summary.of_run(History([r for r in answered.run(records) if r.event != "window"]))
     gain = own.answers["best"].gain
     assert (gain.rounds, gain.grounds) == (3, "trainings on the same seeds")
     assert gain.ratio == pytest.approx(answered.PER_S["t007"] / answered.PER_S["before"])
@@ -155,9 +156,9 @@ def test_the_first_sentence_names_the_system_knobs_alone_if_the_rest_stays(recor
 
 def test_what_was_not_trained_on_fresh_seeds_is_said_to_be_unconfirmed(records):
     own = [r for r in answered.run(records) if r.event not in ("confirmed", "window", "pick")]
-    assert sentences.answer(summary.from_records(own)).startswith("The best so far, unconfirmed: set ")
+    assert sentences.answer(summary.of_run(History(own))).startswith("The best so far, unconfirmed: set ")
     picked = [r for r in answered.run(records) if r.event != "confirmed"]
-    assert "by one seed, unconfirmed" in sentences.answer(summary.from_records(picked))
+    assert "by one seed, unconfirmed" in sentences.answer(summary.of_run(History(picked)))
 
 
 def test_the_table_has_today_first_then_each_answer(answers, records):

@@ -16,6 +16,7 @@ from trainables.knobs import KnobTable, table
 from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import shareable
+from tuning.journal.run import History
 from tuning.report import export, summary
 from tuning.search.race import SYSTEM
 from tuning.stats import uncertainty
@@ -28,7 +29,7 @@ def best(found, tmp_path):
 
 def with_study(records, **fields):
     study = dataclasses.replace(records[0], fields={**records[0].fields, **fields})
-    return summary.from_records([study, *records[1:]])
+    return summary.of_run(History([study, *records[1:]]))
 
 
 def test_what_is_written_is_read_back(best):
@@ -98,7 +99,7 @@ def test_a_file_of_an_answer_says_how_good_and_how_soon_it_is_beside_today(answe
 def test_a_pick_that_is_no_trial_of_the_search_is_exported_with_its_own_trainings(
     records, tmp_path, kind, status, trial
 ):
-    own = summary.from_records(answered.run(records, best="", kind=kind))
+    own = summary.of_run(History(answered.run(records, best="", kind=kind)))
     written = yaml.safe_load(export.write_best(own, tmp_path / "best.yaml").read_text())
     assert (written["status"], written["provenance"]["trial"]) == (status, trial)
     name = {"system": SYSTEM, "reference": "before"}[kind]
@@ -125,21 +126,21 @@ def test_places_that_cannot_be_written(found, best, tmp_path):
 def test_a_run_without_a_pick_has_no_best(records, tmp_path):
     early = next(n for n, r in enumerate(records) if r.event == "probe")
     with pytest.raises(NoUsableTrial, match="has no best configuration: nothing was measured"):
-        export.write_best(summary.from_records(records[:early]), tmp_path / "best.yaml")
+        export.write_best(summary.of_run(History(records[:early])), tmp_path / "best.yaml")
 
 
 def test_a_run_that_ended_early_has_what_is_known_marked_as_unconfirmed(records, tmp_path):
     probed = next(n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "search"))
     picked = next(n for n, r in enumerate(records) if r.event == "pick")
     for end, quality in ((probed, set()), (picked, {"accuracy"})):
-        own = summary.from_records(records[:end])
+        own = summary.of_run(History(records[:end]))
         assert own.provisional
         best, *_, front = export.write_all(own, tmp_path)
         read = best_file.read(best)
         assert set(read.measured["quality"]) == quality
         assert any("was not trained again on fresh seeds" in said for said in read.warnings)
         assert front.name == "front.csv"
-    whole = export.write_best(summary.from_records(records), tmp_path / "best.yaml")
+    whole = export.write_best(summary.of_run(History(records)), tmp_path / "best.yaml")
     assert best_file.read(whole).warnings == ()
 
 
@@ -208,7 +209,7 @@ def test_front_csv_has_every_trial(found, tmp_path):
 
 
 def test_front_csv_holds_no_formula_and_no_escape_code(records, tmp_path):
-    path = export.write_front(summary.from_records(hostile.run(records)), tmp_path / "front.csv")
+    path = export.write_front(summary.of_run(History(hostile.run(records))), tmp_path / "front.csv")
     with path.open(newline="", encoding="utf-8") as file:
         cells = [cell for row in csv.reader(file) for cell in row]
     assert any(cell.startswith("'=[/foo]") for cell in cells)

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.tuning import hostile
+from tuning.journal.run import History
 from tuning.report import plots, report, sentences, summary, tables
 
 VOID = {"meta", "br", "link", "img", "hr"}
@@ -100,7 +101,7 @@ def test_it_says_what_was_measured_on_what(page):
 def test_hostile_text_stays_text_and_an_objective_of_any_name_has_its_figures(records):
     fields = json.dumps([r.fields for r in hostile.run(records)]).replace('"accuracy"', json.dumps(r"top\d \1 $x^$"))
     own = [dataclasses.replace(r, fields=one) for r, one in zip(records, json.loads(fields), strict=True)]
-    text = report.render(summary.from_records(own))
+    text = report.render(summary.of_run(History(own)))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "\x1b" not in text
@@ -111,7 +112,7 @@ def test_hostile_text_stays_text_and_an_objective_of_any_name_has_its_figures(re
 
 def test_a_run_cut_off_anywhere_has_a_report(records):
     for end in (0, 5, 45):
-        text = report.render(summary.from_records(records[:end]))
+        text = report.render(summary.of_run(History(records[:end])))
         known = any(r.event == "probe" for r in records[:end])
         assert ("unconfirmed" if known else "No configuration was picked") in text
         assert Page(text).open == []

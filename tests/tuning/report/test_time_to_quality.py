@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tuning import answered
+from tuning.journal.events import ConfirmedRecord
 from tuning.journal.records import Record
+from tuning.journal.run import History
 from tuning.report.time_to_quality import Reached, curves, mean_curve, seconds_to, time_to_quality
 
 STEPS = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), min_size=1, max_size=8)
@@ -82,13 +84,13 @@ def test_a_seed_that_did_not_reach_it_counts_as_later_than_any(by_seed, median, 
     "junk", [None, "text", 3, [], [None], [[]], [[1.0]], [["a", 1, {"accuracy": 0.5}]], [[1.0, 1, {}]]]
 )
 def test_a_curve_that_is_damaged_or_lacking_is_none(junk):
-    own = Record(0, "", "confirmed", {"seed": 1, "curve": junk})
+    own = ConfirmedRecord.read(Record(0, "", "confirmed", {"seed": 1, "curve": junk}))
     assert curves([own], "accuracy") == {}
     assert time_to_quality(curves([own], "accuracy"), {1: ((1.0, 0.5),)}, "max") is None
 
 
 def test_curves_are_those_of_the_records_and_their_mean_is_over_seeds(records):
-    own = [r for r in answered.run(records) if r.event == "confirmed" and r["name"] == "t007"]
+    own = [again for again in History(answered.run(records)).confirmed if again.name == "t007"]
     found = curves(own, "accuracy")
     assert set(found) == set(answered.SEEDS)
     mean = mean_curve(found.values())

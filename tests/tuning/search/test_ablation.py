@@ -14,7 +14,9 @@ from rich.console import Console
 from tests.fakes import FormulaProfiler
 from trainables.knobs import Knobs, is_active
 from tuning.config.schema import ConfirmSection
-from tuning.journal.records import Journal, Record
+from tuning.journal.events import AblationRecord
+from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.report import text
 from tuning.search.ablation import BATCHES, AblationResult, changes, raw, results, settled, turns
 from tuning.search.confirm import measure_windows
@@ -33,16 +35,15 @@ class Drifting(FormulaProfiler):
         return {**found, "samples_per_s": found["samples_per_s"] and found["samples_per_s"] * slower}
 
 
-def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 5) -> tuple[dict, list[Record]]:
-    """Returns the results of all changes on that profiler, by base and knobs, and the records."""
+def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 5) -> tuple[dict, History]:
+    """Returns the results of all changes on that profiler, by base and knobs, and the run."""
     changed, _ = changes(BEST, BEFORE)
     budget = ConfirmSection.model_construct(windows=rounds, window_s=1.0, seeds=1, top=1)
     with Journal.open(folder / "ablation.jsonl", create=True) as journal:
-        journal.append("ablation", best=BEST, changes=raw(changed))
+        journal.append(AblationRecord, best=BEST, changes=raw(changed))
         named = turns({"best": BEST, "before": BEFORE}, changed)
         measure_windows(profiler, journal, named, budget, lambda record: None, lambda: math.inf)
-        records = list(journal.records)
-    return {(one.base, one.knobs): one for one in results(records)}, records
+    return {(one.base, one.knobs): one for one in results(journal.run)}, journal.run
 
 
 def test_a_gain_is_the_ratio_whatever_the_machine_does(tmp_path: Path) -> None:
@@ -62,30 +63,30 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     configurations = 2 + 6
     measured(FormulaProfiler(), tmp_path, rounds=2)
     again = FormulaProfiler()
-    _, records = measured(again, tmp_path, rounds=3)
+    _, run = measured(again, tmp_path, rounds=3)
     assert len(again.probed) == 2 * configurations  # one that is not counted, and the third round
-    assert sorted(r["round"] for r in records if r.event == "window") == sorted([0, 1, 2] * configurations)
+    assert sorted(window.round for window in run.windows) == sorted([0, 1, 2] * configurations)
 
 
 def test_what_does_not_fit_is_said_and_not_compared(tmp_path: Path) -> None:
-    found, records = measured(FormulaProfiler(cap_bytes=300_000_000), tmp_path)
+    found, run = measured(FormulaProfiler(cap_bytes=300_000_000), tmp_path)
     assert found["before", "micro_batch_size"].gain is None
-    said = [text.ablation_window(r) for r in records if r.event == "note"]
+    said = [text.ablation_window(note) for note in run.notes]
     assert "before, micro_batch_size=32 is not measured in turns: oom: no room" in said
 
 
 def test_an_ablation_of_another_best_is_not_shown(tmp_path: Path) -> None:
-    _, records = measured(FormulaProfiler(), tmp_path, rounds=2)
-    assert len(results(records, BEST)) == 6
-    assert results(records, {**BEST, "batch_size": 64}) == ()
-    assert results([]) == ()
+    _, run = measured(FormulaProfiler(), tmp_path, rounds=2)
+    assert len(results(run, BEST)) == 6
+    assert results(run, {**BEST, "batch_size": 64}) == ()
+    assert results(History()) == ()
 
 
 def test_lines_fit_the_terminal(tmp_path: Path) -> None:
-    _, records = measured(Drifting(), tmp_path)
+    _, run = measured(Drifting(), tmp_path)
     console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
-        console.print(*text.ablation(results(records)), sep="\n")
+        console.print(*text.ablation(results(run)), sep="\n")
     said = captured.get()
     assert all(len(line) <= 80 for line in said.splitlines())
     assert "those knobs bought nothing here that can be told" in " ".join(said.split())

@@ -18,6 +18,7 @@ from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
+from tuning.journal.events import EVENTS, ProbeRecord, ResumeRecord, StartRecord, TrialRecord
 from tuning.journal.records import Journal, Record
 from tuning.search.confirm import (
     LEAST_ROUNDS,
@@ -104,11 +105,11 @@ def searched(folder: Path, errors: Errors = FLAT) -> Journal:
     """Returns the records of a search, with one trial a batch size beside the reference."""
     folder.mkdir(exist_ok=True)
     journal = Journal.open(folder / "trials.jsonl", create=True)
-    journal.append("trial_start", trial="t000", config=TODAY, named="before", beside=True)
+    journal.append(StartRecord, trial="t000", config=TODAY, named="before", beside=True)
     for size, error in errors.items():
         config = TODAY if size == 16 else {"batch_size": size, "num_workers": 2}
         rest = {"outcome": "ok", "values": {"error": error}, "samples_per_s": per_s(config)}
-        journal.append("trial", trial="t000" if size == 16 else f"t{size}", config=config, **rest)
+        journal.append(TrialRecord, trial="t000" if size == 16 else f"t{size}", config=config, **rest)
     return journal
 
 
@@ -145,7 +146,7 @@ def test_reference_is_trained_before_the_search_on_seeds_that_confirming_uses_to
         train_reference(bench, journal, terms_of(bench), ignore, most)
     assert [r["seed"] for r in of(journal, "confirmed") if r["name"] == "before"] == trained
     for record in searched(tmp_path / "other").records:
-        journal.append(record.event, **record.fields)
+        journal.append(EVENTS[record.event], **record.fields)
     if not broken:
         assert settled(journal, bench).name == "t64"
         assert max(Counter(bench.trained).values()) == 1, "nothing is trained twice"
@@ -252,7 +253,7 @@ def test_broken_off_anywhere_it_goes_on_to_the_same_answer(tmp_path: Path, case:
         folder.mkdir()
         cut, rest = Journal.open(folder / "trials.jsonl", create=True), Bench(fresh, broken)
         for record in records[:kept]:
-            cut.append(record.event, **record.fields)
+            cut.append(EVENTS[record.event], **record.fields)
         done = sum(r.event == "confirmed" for r in records[:kept])
         assert settled(cut, rest, rule, system=system).name == answer
         assert not set(rest.trained) & set(bench.trained[:done]), "what was measured is not measured again"
@@ -321,7 +322,7 @@ def test_stand_in_of_a_reference_that_does_not_train_is_one(tmp_path: Path) -> N
     for size, error in ((32, 0.2), (64, 0.5)):
         config = {"batch_size": size, "num_workers": 2}
         own = {"outcome": "ok", "values": {"error": error}, "samples_per_s": per_s(config)}
-        journal.append("trial", trial=f"t{size}", config=config, **own)
+        journal.append(TrialRecord, trial=f"t{size}", config=config, **own)
     stand_in = {"batch_size": 32, "num_workers": 2}
     bench = Bench({32: 0.2, 64: 0.5})
     found = settled(journal, bench, system=False, reference_name="t32", reference=stand_in)
@@ -336,7 +337,7 @@ def test_training_that_the_time_cut_is_made_up_for(tmp_path: Path, more: dict[st
     cut = settled(journal, Bench(FLAT, broken=FLAT, outcome="cut"))
     assert cut.name == "t64", "what was cut tells nothing of anybody, and the search decides"
     assert not cut.race.trained
-    journal.append("resume", **more)
+    journal.append(ResumeRecord, **more)
     again = Bench(FLAT)
     found = settled(journal, again)
     assert found.name == "t64"
@@ -353,7 +354,7 @@ def test_every_round_has_a_window_of_each_and_the_order_turns(tmp_path: Path) ->
     assert len(order) == 15
     firsts = [next(name for number, name in order if number == n) for n in range(5)]
     assert firsts == ["before", "after", "best", "before", "after"]
-    assert (median_rate(journal.records, "best") or 0) > (median_rate(journal.records, "before") or 0)
+    assert (median_rate(journal.run, "best") or 0) > (median_rate(journal.run, "before") or 0)
 
 
 def test_what_fails_in_its_first_window_is_left_out_and_said(tmp_path: Path) -> None:
@@ -383,13 +384,13 @@ def test_resumed_windows_are_only_those_missing(tmp_path: Path) -> None:
 def test_new_pick_takes_turns_with_the_others_again(tmp_path: Path) -> None:
     journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), FormulaProfiler()
     measure_windows(profiler, journal, NAMED, BUDGET, ignore, endless)
-    journal.append("resume", search={"trials": 20})
+    journal.append(ResumeRecord, search={"trials": 20})
     measure_windows(profiler, journal, NAMED, BUDGET, ignore, endless)
     assert len(of(journal, "window")) == 15, "the pick is the same"
     measure_windows(profiler, journal, {**NAMED, "best": {"micro_batch_size": 16}}, BUDGET, ignore, endless)
     later = journal.records[16:]
     assert [(r["round"], r["name"]) for r in later] == [(r["round"], r["name"]) for r in journal.records[:15]]
-    assert median_rate(journal.records, "best") == later[2]["samples_per_s"]
+    assert median_rate(journal.run, "best") == later[2]["samples_per_s"]
 
 
 def test_with_little_time_there_are_fewer_windows(tmp_path: Path) -> None:
@@ -415,7 +416,7 @@ def test_who_is_too_slow_takes_no_windows_from_the_others(tmp_path: Path) -> Non
     journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Slow()
     speed = {"samples_per_s": 32 / 40, "micro_step_s": 5.0, "optimizer_step_s": 0.0}
     knobs = NAMED["before"]
-    journal.append("probe", name="before", config={**knobs, "batch_size": 32}, outcome="ok", **speed)
+    journal.append(ProbeRecord, name="before", config={**knobs, "batch_size": 32}, outcome="ok", **speed)
     named = {**NAMED, "before": {**knobs, "batch_size": 32}}
     measure_windows(profiler, journal, named, BUDGET, ignore, lambda: 70.0 - profiler.now)
     assert {r["name"] for r in of(journal, "window")} == {"after", "best"}

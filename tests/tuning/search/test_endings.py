@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tuning.journal.events import TrialRecord
 from tuning.journal.records import Record
 from tuning.memory.guard import MemoryGuard
 from tuning.search.endings import Qualities, observation
@@ -23,7 +24,7 @@ def test_stopped_trial_counts_by_its_last_rung(outcome: str, failed: bool, value
         qualities.rung(trial, 200, rung)
     qualities.ended("t0", 0.4)  # 0.2 better than at its rung
     record = Record(0, "", "trial", {"trial": "t1", "config": {}, "outcome": outcome, "values": {"error": 0.5}})
-    told = observation(record, "error", qualities, MemoryGuard(None, {}))
+    told = observation(TrialRecord.read(record), "error", qualities, MemoryGuard(None, {}))
     assert told.failed is failed
     assert told.values["error"] == pytest.approx(value)
 

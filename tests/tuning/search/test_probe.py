@@ -12,7 +12,9 @@ from tests.fakes import FormulaProfiler, no_time
 from trainables.knobs import Scalar
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
+from tuning.journal.events import ProbeRecord, StudyRecord
 from tuning.journal.records import Journal
+from tuning.journal.run import History
 from tuning.memory.groups import guard, key_of, memory_groups
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGuard
 from tuning.memory.measure import MemoryStage
@@ -36,7 +38,7 @@ def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]
     profiler = FormulaProfiler(cap_bytes)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     MemoryStage(profiler, SPACE, journal, cap_bytes, clock=no_time).run()
-    ProbeStage(profiler, SPACE, journal, guard(journal.records, cap_bytes), BUDGET, clock=no_time).run(
+    ProbeStage(profiler, SPACE, journal, guard(journal.run, cap_bytes), BUDGET, clock=no_time).run(
         named, lambda r: None
     )
     return profiler, journal
@@ -50,7 +52,7 @@ def test_finds_the_fastest_system_knobs_of_each_coupling_with_all_its_neighbours
     assert len(asked) == len(set(asked)) < 2 * 3 * 2 * 2
     system = {n: p.values for n, p in SPACE.subset({"system"}).parameters.items() if isinstance(p, Choice)}
     for dtype in ("fp32", "bf16"):
-        mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
+        mine = [p for p in probed(journal.run.probes) if p.knobs["amp_dtype"] == dtype]
         best = max(mine, key=lambda p: p.samples_per_s).knobs
         assert (best["micro_batch_size"], best["num_workers"]) == (64, 2)
         assert best["activation_checkpointing"] is False
@@ -60,8 +62,8 @@ def test_finds_the_fastest_system_knobs_of_each_coupling_with_all_its_neighbours
 
 def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
     profiler, journal = run(tmp_path, cap_bytes=400_000_000)
-    assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
-    refused = [r["config"] for r in journal.records if r.event == "refused"]
+    assert all(r.outcome == "ok" for r in journal.run.probes)
+    refused = [r.config for r in journal.run.refused]
     assert {r["micro_batch_size"] for r in refused} == {64}
     assert not any(k["micro_batch_size"] == 64 and not k["activation_checkpointing"] for k in profiler.probed)
 
@@ -82,10 +84,10 @@ def test_probes_are_so_short_that_each_value_has_one_beside_what_is_named_and_wh
     )
     journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Timed()
     budget = ProbeSection(max_time_s=max_time_s, probe_time_s=3.0)
-    ProbeStage(profiler, space, journal, guard([], None), budget, clock=lambda: profiler.now_s).run(
+    ProbeStage(profiler, space, journal, guard(History(), None), budget, clock=lambda: profiler.now_s).run(
         {"before": {"batch_size": 64, "num_workers": 0}}, lambda r: None
     )
-    assert left_out(journal.records, space) == lacking
+    assert left_out(journal.run, space) == lacking
     assert journal.records[-1]["name"] == "before"
     assert profiler.now_s <= max_time_s
 
@@ -95,10 +97,10 @@ def test_a_knob_that_is_idle_beside_the_fastest_others_is_not_said_to_lack_a_pro
     for workers, rate in ((0, 200.0), (1, 100.0)):
         config = {"batch_size": 64, "micro_batch_size": 64, "num_workers": workers}
         found = {"outcome": "ok", "samples_per_s": rate, "micro_step_s": 64 / rate, "optimizer_step_s": 0.0}
-        journal.append("probe", name=None, config=config, **found)
+        journal.append(ProbeRecord, name=None, config=config, **found)
     given = {"batch_size": 64, "num_workers": [0, 1], "prefetch_factor": [2, 4], "micro_batch_size": [64, 128]}
-    assert left_out(journal.records, Space.of(given)) == [], "a micro-batch of 128 is the whole batch, too"
-    assert left_out(journal.records, Space.of({**given, "channels_last": [False, True]})) == ["channels_last"]
+    assert left_out(journal.run, Space.of(given)) == [], "a micro-batch of 128 is the whole batch, too"
+    assert left_out(journal.run, Space.of({**given, "channels_last": [False, True]})) == ["channels_last"]
 
 
 def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) -> None:
@@ -107,10 +109,10 @@ def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) ->
     assert profiler.probed[-1] == before
     journal.close()
     again = Journal.open(tmp_path / "trials.jsonl")
-    ProbeStage(profiler, SPACE, again, guard(again.records, None), BUDGET, clock=no_time).run(
+    ProbeStage(profiler, SPACE, again, guard(again.run, None), BUDGET, clock=no_time).run(
         {"before": before}, lambda r: None
     )
-    assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
+    assert sum(1 for r in again.run.probes if r.name == "before") == 1
 
 
 class Broken(FormulaProfiler):
@@ -134,7 +136,7 @@ def test_where_the_first_three_probes_crash_no_others_are_tried_but_those_named(
     profiler, journal = Broken(), Journal.open(tmp_path / "trials.jsonl", create=True)
     profiler.works, profiler.message = works, message
     MemoryStage(profiler, SPACE, journal, None, clock=no_time).run()
-    stage = ProbeStage(profiler, SPACE, journal, guard(journal.records, None), BUDGET, clock=no_time)
+    stage = ProbeStage(profiler, SPACE, journal, guard(journal.run, None), BUDGET, clock=no_time)
     stage.run({"before": {"batch_size": 16}}, lambda r: None)
     assert len(profiler.probed) == few if few else len(profiler.probed) > 4
     assert profiler.probed[-1] == {"batch_size": 16}
@@ -154,31 +156,31 @@ def test_what_the_time_cut_is_probed_once_there_is_more(tmp_path: Path) -> None:
     for profiler in (Late(), FormulaProfiler()):
         stage = ProbeStage(profiler, SPACE, journal, MemoryGuard(None, {}), BUDGET, clock=no_time)
         stage.run({"before": before}, lambda r: None)
-    ended = [r for r in journal.records if r.event == "probe" and r["outcome"] == "ok"]
-    assert ended[0]["config"] == next(r["config"] for r in journal.records if r.event == "probe")
-    assert [r["config"] for r in ended if r["name"] == "before"] == [before]
+    ended = [r for r in journal.run.probes if r.outcome == "ok"]
+    assert ended[0].config == journal.run.probes[0].config
+    assert [r.config for r in ended if r.name == "before"] == [before]
 
 
 @pytest.mark.parametrize("cap_bytes", [None, 10**12])
 def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_bytes: int | None) -> None:
     _, journal = run(tmp_path, cap_bytes)
-    prints = [r for r in journal.records if r.event == "footprint"]
-    own = [r for r in prints if not r["coupling"].get("activation_checkpointing")]
-    assert [len(r["measured"]) for r in own] == [2] * 2, "all fits by far: no third size"
-    bounded = [r for r in prints if r["coupling"].get("activation_checkpointing")]
-    assert [(r["source"], r["measured"]) for r in bounded] == [("bound", [])] * 2
-    assert [r["points"] for r in bounded] == [r["points"] for r in own[:2]]
-    assert {str(r["coupling"]) for r in prints} == {str(c) for c in memory_groups(SPACE)}
+    prints = journal.run.footprints
+    own = [r for r in prints if not r.coupling.get("activation_checkpointing")]
+    assert [len(r.measured) for r in own] == [2] * 2, "all fits by far: no third size"
+    bounded = [r for r in prints if r.coupling.get("activation_checkpointing")]
+    assert [(r.source, r.measured) for r in bounded] == [("bound", ())] * 2
+    assert [r.points for r in bounded] == [r.points for r in own[:2]]
+    assert {str(r.coupling) for r in prints} == {str(c) for c in memory_groups(SPACE)}
 
 
 def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) -> None:
     profiler = FormulaProfiler(400_000_000)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     MemoryStage(profiler, SPACE, journal, 400_000_000, clock=no_time).run()
-    with_it = [r for r in journal.records if r.event == "footprint" and r["coupling"]["activation_checkpointing"]]
-    without = [r for r in journal.records if r.event == "footprint" and not r["coupling"]["activation_checkpointing"]]
-    assert any(one["points"][0] < other["points"][0] for one in with_it for other in without)
-    assert max(len(r["measured"]) for r in without) == 3, "and a third size near the limit"
+    with_it = [r for r in journal.run.footprints if r.coupling["activation_checkpointing"]]
+    without = [r for r in journal.run.footprints if not r.coupling["activation_checkpointing"]]
+    assert any(one.points[0] < other.points[0] for one in with_it for other in without)
+    assert max(len(r.measured) for r in without) == 3, "and a third size near the limit"
 
 
 def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
@@ -197,9 +199,9 @@ def test_smaller_batches_have_a_probe_with_the_system_knobs_of_the_best_however_
     raw = {"batch_size": [16, 32, 64], "micro_batch_size": [64, 32, 16], "num_workers": [0, 1, 2], "amp_dtype": "fp32"}
     space = Space.of({**SPACE.as_raw(), **raw})
     budget = ProbeSection(max_time_s=8.0, probe_time_s=1.0)
-    stage = ProbeStage(profiler, space, journal, guard([], None), budget, clock=lambda: sum(profiler.asked))
+    stage = ProbeStage(profiler, space, journal, guard(History(), None), budget, clock=lambda: sum(profiler.asked))
     stage.run({}, lambda r: None)
-    found = probed(journal.records)
+    found = probed(journal.run.probes)
     best = max(found, key=lambda p: p.samples_per_s)
     same = {(p.micro_batch_size, p.knobs["num_workers"]) for p in found}
     assert best.micro_batch_size == 64
@@ -226,12 +228,12 @@ def test_the_stage_keeps_to_its_time_however_many_groups_there_are(tmp_path: Pat
     widths = [128, *range(200, 200 + groups - 1)]
     space = Space.of({**SPACE.as_raw(), "amp_dtype": "fp32", "hidden_size": widths if groups > 1 else 128})
     budget = ProbeSection(max_time_s=24.0, probe_time_s=3.0)
-    stage = ProbeStage(profiler, space, journal, guard([], None), budget, clock=lambda: sum(profiler.asked))
+    stage = ProbeStage(profiler, space, journal, guard(History(), None), budget, clock=lambda: sum(profiler.asked))
     stage.run({}, lambda r: None)
     assert sum(profiler.asked) <= 24.0 + 1.5
     assert len(set(profiler.asked)) == 1, "all probes are equally long"
-    found = probed(journal.records)
-    learned = guard(journal.records, None)
+    found = probed(journal.run.probes)
+    learned = guard(journal.run, None)
     for width in widths:
         choice = fastest(Speeds(found), learned, {"hidden_size": width, "batch_size": 64})
         assert choice is not None, "what was not probed is judged by its nearest"
@@ -259,23 +261,23 @@ def alone(
     raw = {"batch_size": [16, 32, 64], "micro_batch_size": [8, 32, 64], "amp_dtype": "fp32", "num_workers": 0, **space}
     own = Space.of({**SPACE.as_raw(), "activation_checkpointing": False, **raw})
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    journal.append("study", card={"cap_bytes": cap_bytes}, device={"type": "cpu"})
+    journal.append(StudyRecord, card={"cap_bytes": cap_bytes}, device={"type": "cpu"})
     MemoryStage(profiler, own, journal, cap_bytes, clock=no_time).run()
-    learned = guard(journal.records, cap_bytes)
+    learned = guard(journal.run, cap_bytes)
     ProbeStage(profiler, own, journal, learned, BUDGET, clock=no_time).run({}, lambda r: None)
     return own, journal, learned
 
 
 def sizes(journal: Journal) -> list[tuple[Any, Any]]:
-    return [(r["config"]["batch_size"], r["config"]["micro_batch_size"]) for r in journal.records if r.event == "probe"]
+    return [(r.config["batch_size"], r.config["micro_batch_size"]) for r in journal.run.probes]
 
 
 def test_what_fits_only_as_a_whole_batch_is_probed_and_trained_as_one(tmp_path: Path) -> None:
     cap_bytes = 415_000_000  # 32 samples take 420 MB beside gradients, 410 without
     space, journal, learned = alone(tmp_path, cap_bytes, Bare(cap_bytes))
     assert sorted(sizes(journal)) == [(32, 32), (64, 8)], "each once"
-    assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
-    speeds = Speeds(probed(journal.records))
+    assert all(r.outcome == "ok" for r in journal.run.probes)
+    speeds = Speeds(probed(journal.run.probes))
     at = {b: fastest(speeds, learned, {**space.fixed, "batch_size": b}) for b in (16, 32, 64)}
     assert {b: found.system["micro_batch_size"] for b, found in at.items() if found} == {16: 16, 32: 32, 64: 8}
 
@@ -284,7 +286,7 @@ def test_what_serves_one_batch_size_is_not_what_a_sweep_goes_on_from(tmp_path: P
     cap_bytes = 415_000_000
     _, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
     found = {
-        (p.knobs["batch_size"], p.knobs["micro_batch_size"], p.knobs["num_workers"]) for p in probed(journal.records)
+        (p.knobs["batch_size"], p.knobs["micro_batch_size"], p.knobs["num_workers"]) for p in probed(journal.run.probes)
     }
     assert {(64, 8, n) for n in (0, 1, 2)} <= found, "all batch sizes run these"
     assert (32, 32, 2) in found, "and with the best of them it is probed again"
@@ -301,7 +303,7 @@ def test_after_an_oom_beside_gradients_it_is_probed_without_them(tmp_path: Path)
 
     cap_bytes = 415_000_000
     _, journal, _ = alone(tmp_path, cap_bytes, Optimist(cap_bytes))
-    outcomes = [r["outcome"] for r in journal.records if r.event == "probe"]
+    outcomes = [r.outcome for r in journal.run.probes]
     assert list(zip(sizes(journal), outcomes, strict=True)) == [((64, 32), "oom"), ((32, 32), "ok"), ((64, 8), "ok")]
 
 
@@ -309,7 +311,7 @@ def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: P
     cap_bytes = 415_000_000
     space, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
     count = len(sizes(journal))
-    learned = guard(journal.records, cap_bytes)
+    learned = guard(journal.run, cap_bytes)
     ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET, clock=no_time).run({}, lambda r: None)
     assert len(sizes(journal)) == count
 
@@ -329,11 +331,11 @@ def test_a_sweep_does_not_go_on_from_what_its_step_did_not_show(tmp_path: Path) 
     searched = {"sdpa_backend": ["auto", "math"], "num_workers": [0, 2]}
     space = Space.of({"batch_size": 16, "micro_batch_size": 16, **searched})
     profiler, journal = Lucky(), Journal.open(tmp_path / "trials.jsonl", create=True)
-    learned = guard(journal.records, None)
+    learned = guard(journal.run, None)
     ProbeStage(profiler, space, journal, learned, BUDGET, clock=no_time).run({}, lambda r: None)
     asked = [(k["sdpa_backend"], k["num_workers"]) for k in profiler.probed]
     assert asked[:3] == [("auto", 0), ("math", 0), ("auto", 2)]
-    known = [p for p in probed(journal.records) if inside(space, p)]
+    known = [p for p in probed(journal.run.probes) if inside(space, p)]
     best = fastest(Speeds(known), learned, {"batch_size": 16})
     assert best is not None
     assert (best.system["sdpa_backend"], best.system["num_workers"]) == ("auto", 2)
@@ -360,8 +362,8 @@ def test_a_knob_of_the_optimizer_step_is_judged_by_that_step_alone(tmp_path: Pat
     space = Space.of({"batch_size": 64, "micro_batch_size": 64, "fused_optimizer": both, "amp_dtype": types})
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     profiler = Drifting()
-    ProbeStage(profiler, space, journal, guard([], None), BUDGET, clock=no_time).run({}, lambda r: None)
-    first, other = ([p for p in probed(journal.records) if p.knobs["amp_dtype"] == own] for own in types)
+    ProbeStage(profiler, space, journal, guard(History(), None), BUDGET, clock=no_time).run({}, lambda r: None)
+    first, other = ([p for p in probed(journal.run.probes) if p.knobs["amp_dtype"] == own] for own in types)
     assert [p.knobs["fused_optimizer"] for p in first] == [False, True]
     assert other[0].knobs["fused_optimizer"] is True, "another group starts with it"
     assert Speeds(first).ranked(first[0].knobs)[0].system["fused_optimizer"] is True, "and trials have it"

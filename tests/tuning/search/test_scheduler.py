@@ -15,7 +15,17 @@ from tests.fakes import FormulaProfiler, no_time
 from trainables.knobs import Knobs, KnobTable, using
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
-from tuning.journal.records import Journal, last, trials, unfinished
+from tuning.journal.events import (
+    EVENTS,
+    ConfirmedRecord,
+    Event,
+    OomRecord,
+    ResumeRecord,
+    StartRecord,
+    StudyRecord,
+    TrialRecord,
+)
+from tuning.journal.records import Journal
 from tuning.memory import oom
 from tuning.memory.groups import defaults, guard, key_of, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
@@ -25,7 +35,7 @@ from tuning.search.probe import ProbeStage
 from tuning.search.proposals import FASTER
 from tuning.search.protocols import TrialPlan, TrialRequest
 from tuning.search.scheduler import NAN_IN_FP16, SearchTerms, TrialScheduler
-from tuning.search.selection import leader, reference_of
+from tuning.search.selection import leader
 from tuning.search.throughput import Probed, Speeds, fastest
 
 SPACE = Space.of(
@@ -75,10 +85,10 @@ class Office:
     ) -> None:
         self.profiler = profiler or Bench(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
-        if opening is not None and last(self.journal.records, "study") is None:
-            self.journal.append("study", **opening)
+        if opening is not None and self.journal.run.study is None:
+            self.journal.append(StudyRecord, **opening)
         MemoryStage(self.profiler, space, self.journal, cap_bytes, clock=no_time).run()
-        learned = guard(self.journal.records, cap_bytes)
+        learned = guard(self.journal.run, cap_bytes)
         if strategy == "staged":
             section = ProbeSection(max_time_s=0.5, probe_time_s=0.1)
             stage = ProbeStage(self.profiler, space, self.journal, learned, section, clock=no_time)
@@ -122,12 +132,12 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Office, list[Tri
 
 def test_search_finds_the_fastest_as_good_and_stops_the_rest(searched: tuple[Office, list[TrialRequest]]) -> None:
     office, _ = searched
-    today, best = reference_of(office.journal.records), leader(office.journal.records)
+    today, best = office.journal.run.reference, leader(office.journal.run)
     assert today is not None
     assert best is not None
     assert best.config["batch_size"] == 128, "larger ones learn worse"
     assert (best.values["error"] or 1.0) <= (today.values["error"] or 0.0)
-    assert {t.outcome for t in trials(office.journal.records)} == {"ok", "stopped"}
+    assert {t.outcome for t in office.journal.run.ended} == {"ok", "stopped"}
     assert office.scheduler.stop_reason.startswith("nothing faster than the pick of now")
 
 
@@ -137,14 +147,14 @@ def test_reference_is_first_as_it_stands_and_comes_to_its_end(searched: tuple[Of
     assert begun[0].knobs == first["config"] == defaults(SPACE)
     assert (first["trial"], first["named"], first["beside"]) == ("t000", "plain defaults", True)
     assert not any(r.get("named") or r.get("beside") for r in others)
-    assert trials(office.journal.records)[0].outcome == "ok"
+    assert office.journal.run.ended[0].outcome == "ok"
 
 
 def test_only_what_would_be_faster_is_proposed_and_once(searched: tuple[Office, list[TrialRequest]]) -> None:
     office, begun = searched
     starts = [r for r in office.journal.records if r.event == "trial_start"][1:]
     assert all(r["expected_per_s"] >= FASTER * r["pick_per_s"] for r in starts)
-    speeds = {t.id: t.samples_per_s for t in trials(office.journal.records)}
+    speeds = {t.trial: t.samples_per_s for t in office.journal.run.ended}
     assert all(r["expected_per_s"] == pytest.approx(speeds[r["trial"]]) for r in starts)
     assert len({tuple(sorted(a.knobs.items())) for a in begun}) == len(begun)
 
@@ -173,14 +183,14 @@ def test_search_goes_on_below_what_fresh_seeds_refuted(tmp_path: Path) -> None:
     office = Office(tmp_path, count=30)
     office.work()
     assert office.scheduler.has_nothing_better
-    ended = [t for t in trials(office.journal.records) if t.outcome == "ok"]
+    ended = [t for t in office.journal.run.ended if t.outcome == "ok"]
     picked_per_s = office.scheduler._proposals.pick_per_s(office.scheduler._known())
     for seed in (1, 2, 3):
         for trial in ended:
-            error = float(trial.values["error"] or 0.0) + (0.0 if trial.id == "t000" else 1.0)
-            name = "plain defaults" if trial.id == "t000" else trial.id
-            office.journal.append("confirmed", name=name, seed=seed, outcome="ok", values={"error": error})
-    learned, terms = guard(office.journal.records, None), office.scheduler._terms
+            error = float(trial.values["error"] or 0.0) + (0.0 if trial.trial == "t000" else 1.0)
+            name = "plain defaults" if trial.trial == "t000" else trial.trial
+            office.journal.append(ConfirmedRecord, name=name, seed=seed, outcome="ok", values={"error": error})
+    learned, terms = guard(office.journal.run, None), office.scheduler._terms
     after = TrialScheduler(office.journal, SPACE, learned, terms, ORDERS, lambda r: None)
     known = after._known()
     assert len(known.reference_gains) == 4, "one of the search, three fresh"
@@ -189,9 +199,9 @@ def test_search_goes_on_below_what_fresh_seeds_refuted(tmp_path: Path) -> None:
 
 def test_system_knobs_and_speed_come_from_the_probes(searched: tuple[Office, list[TrialRequest]]) -> None:
     office, _ = searched
-    for trial in trials(office.journal.records):
+    for trial in office.journal.run.ended:
         batch = int(trial.config["batch_size"])
-        assert trial.id == "t000" or (trial.config["micro_batch_size"], trial.config["num_workers"]) == (batch, 2)
+        assert trial.trial == "t000" or (trial.config["micro_batch_size"], trial.config["num_workers"]) == (batch, 2)
         steps = batch / int(trial.config["micro_batch_size"])
         seconds = steps * office.profiler.micro_step_s(trial.config) + 0.001
         assert trial.samples_per_s == pytest.approx(batch / seconds)
@@ -203,12 +213,12 @@ def test_joint_proposes_every_knob_and_judges_memory_as_proposed(tmp_path: Path)
     assert {a.knobs["num_workers"] for a in begun} == {0, 2}
     assert not any(a.knobs["micro_batch_size"] >= 64 for a in begun)
     started = [r for r in office.journal.records if r.event == "trial_start"]
-    refused = [r for r in office.journal.records if r.event == "refused"]
+    refused = office.journal.run.refused
     assert refused
     assert len(begun) == 1 + 40
     assert {r["decision"] for r in started} == {"launch"}
-    assert max(r["p_oom"] for r in started) <= 0.5 < min(r["p_oom"] for r in refused)
-    assert all(r["reason"] for r in refused)
+    assert max(r["p_oom"] for r in started) <= 0.5 < min(r.p_oom for r in refused)
+    assert all(r.reason for r in refused)
 
 
 def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> None:
@@ -218,7 +228,7 @@ def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> 
     office.scheduler.ended(first.trial, lost)
     oom = {"outcome": "oom", "values": {}, "message": "no room", "knobs": dict(second.knobs), "samples": 0, "ooms": []}
     office.scheduler.ended(second.trial, oom)
-    assert [t.outcome for t in trials(office.journal.records)] == ["killed", "oom"]
+    assert [t.outcome for t in office.journal.run.ended] == ["killed", "oom"]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +249,7 @@ def test_search_ends_if_its_first_trials_crash_until_mended(
         if (request := office.scheduler.next_trial()) is None:
             break
         office.scheduler.ended(request.trial, {"outcome": outcome, "values": {"error": 0.5}, "message": message})
-    assert len(trials(office.journal.records)) == begun
+    assert len(office.journal.run.ended) == begun
     assert ("crashed" in office.scheduler.stop_reason) == (begun < len(outcomes))
     is_ended = office.scheduler.only_crashes
     assert is_ended == (begun < len(outcomes))
@@ -271,7 +281,7 @@ def test_search_ends_if_the_metric_of_its_first_trials_is_nan(
         knobs = {**request.knobs, "amp_dtype": amp_dtype}
         found = {"outcome": "diverged", "values": {}, "message": "error is nan", "fault": fault, "knobs": knobs}
         office.scheduler.ended(request.trial, found)
-    assert len(trials(office.journal.records)) == begun
+    assert len(office.journal.run.ended) == begun
     assert office.scheduler.only_crashes == (begun < len(ends))
     office.journal.close()
     again = Office(tmp_path, count=20)  # with the file mended
@@ -349,13 +359,13 @@ def test_slot_that_was_too_small_teaches_the_guard(tmp_path: Path) -> None:
     slot = f"more than its slot of {slot_bytes / 2**20:.0f} MiB, and begins alone"
     assert [slot in str(r["reason"]) for r in office.journal.records if r.event == "widened"] == [True] * 2
     asked = need_of(first.knobs)
-    again = guard(office.journal.records, cap_bytes)
+    again = guard(office.journal.run, cap_bytes)
     for learned in (office.scheduler._guard, again):
         assert slot_bytes <= (learned.predicted_bytes(*asked) or 0) < cap_bytes, "the next of its like has no slot"
         assert learned.judge(*asked).fits, "and is launched"
     assert again.p_oom(*asked) == office.scheduler._guard.p_oom(*asked)
     office.scheduler.ended(first.trial, office.result(first, ORDERS.samples))
-    assert [t.outcome for t in trials(office.journal.records)] == ["ok"]
+    assert [t.outcome for t in office.journal.run.ended] == ["ok"]
 
 
 @pytest.mark.parametrize("after", [0, 5])
@@ -371,7 +381,7 @@ def test_crash_loses_no_trial_and_repeats_those_in_flight(tmp_path: Path, after:
     assert not {a.trial for a in begun} & set(done)
     every = [tuple(sorted(a.knobs.items())) for a in begun]
     assert len(every) == len(set(every)) == 13 - after, "and nothing is proposed again"
-    assert len(trials(resumed.journal.records)) == 13
+    assert len(resumed.journal.run.ended) == 13
 
 
 TODAY: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 24, "micro_batch_size": 24, "num_workers": 8}
@@ -396,8 +406,8 @@ def test_search_broken_off_proposes_what_the_unbroken_one_does(tmp_path: Path, c
     for kept in at[:: max(1, len(at) // 5)]:
         journal = Journal.open(_made(tmp_path / str(kept)) / "trials.jsonl", create=True)
         for record in records[: kept + 1]:
-            journal.append(record.event, **record.fields)
-        left = {trial for trial, _ in unfinished(journal.records)}
+            journal.append(EVENTS[record.event], **record.fields)
+        left = {trial.id for trial in journal.run.unfinished}
         ended = [r["trial"] for r in journal.records if r.event == "trial_start" and r["trial"] not in left]
         journal.close()
         rest = Office(tmp_path / str(kept), **terms)
@@ -425,9 +435,9 @@ def test_what_is_trained_today_is_the_reference(tmp_path: Path) -> None:
     start = next(r for r in office.journal.records if r.event == "trial_start")
     assert (first.knobs, start["named"], start["beside"]) == (TODAY, "before", True)
     assert all(a.knobs["num_workers"] in (0, 2) and a.knobs["batch_size"] != 24 for a in others), "of the space alone"
-    best = leader(office.journal.records)
+    best = leader(office.journal.run)
     assert best is not None
-    assert best.id != "t000", "it is none of the search's trials"
+    assert best.trial != "t000", "it is none of the search's trials"
 
 
 @pytest.mark.parametrize(("goal", "error"), [("speed", 0.08), ("quality", 0.02)])
@@ -435,7 +445,7 @@ def test_search_follows_the_goal_of_the_study(tmp_path: Path, goal: str, error: 
     office = Office(tmp_path, count=20, opening={**STUDY, "config": {"pick": {"goal": goal}}})
     office.work()
     assert office.scheduler.stop_reason.startswith("nothing faster" if goal == "speed" else "all 20")
-    best, today = leader(office.journal.records), reference_of(office.journal.records)
+    best, today = leader(office.journal.run), office.journal.run.reference
     assert best is not None
     assert today is not None
     assert (best.values["error"] or 0.0) < error
@@ -457,14 +467,14 @@ def test_first_trial_that_ends_stands_in_for_a_lost_reference(tmp_path: Path, wh
     if terms:
         begun = office.work()
         assert all(a.knobs["batch_size"] != 512 for a in begun)
-        (note,) = [r["text"] for r in office.journal.records if r.event == "note"]
+        (note,) = [note.text for note in office.journal.run.notes]
         assert note.startswith("plain defaults is not trained: ")
         assert len(begun) == 6
     else:
         crash(office, office.next())
         office.work(6)
-    assert reference_of(office.journal.records) is None
-    first = next(t for t in trials(office.journal.records) if t.outcome == "ok")
+    assert office.journal.run.reference is None
+    first = next(t for t in office.journal.run.ended if t.outcome == "ok")
     assert office.scheduler._today() == first.values["error"]
 
 
@@ -497,13 +507,13 @@ def test_reference_that_the_time_cut_is_trained_again(tmp_path: Path) -> None:
     office = Office(tmp_path, count=4, reference=TODAY)
     first = office.next()
     office.scheduler.ended(first.trial, {**office.result(first, 100), "outcome": "cut", "values": {}})
-    office.journal.append("resume", search={"max_time": 480.0})
+    office.journal.append(ResumeRecord, search={"max_time": 480.0})
     office.journal.close()
     again = Office(tmp_path, count=4, reference=TODAY)
     assert [a.trial for a in again.work()] == [f"t{n:03d}" for n in range(5)]
     starts = [r for r in again.journal.records if r.event == "trial_start"]
     assert [bool(r.get("beside")) for r in starts] == [True, True, False, False, False, False]
-    assert trials(again.journal.records)[0].outcome == "ok"
+    assert again.journal.run.ended[0].outcome == "ok"
 
 
 def _made(folder: Path) -> Path:
@@ -526,7 +536,7 @@ def test_that_fp16_ends_in_nan_is_said_once(tmp_path: Path) -> None:
     space = Space.of({**SPACE.as_raw(), "amp_dtype": ["fp16", "fp32", "bf16"]})
     office = Half(tmp_path, count=12, space=space, sampler="random")
     assert len([request for request in office.work() if request.knobs["amp_dtype"] == "fp16"]) > 1
-    assert [r["text"] for r in office.journal.records if r.event == "note"] == [NAN_IN_FP16]
+    assert [note.text for note in office.journal.run.notes] == [NAN_IN_FP16]
 
 
 def test_micro_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
@@ -546,15 +556,15 @@ def test_interrupted_trial_that_is_ruled_out_is_replaced(tmp_path: Path) -> None
     first = office.next()
     micro = min(Knobs.of(first.knobs).micro_batch_size, Knobs.of(first.knobs).batch_size)
     knobs = {**first.knobs, "micro_batch_size": micro}
-    office.journal.append("oom", trial="t999", config=knobs, outcome="oom", message="full")
+    office.journal.append(OomRecord, trial="t999", config=knobs, outcome="oom", message="full")
     office.journal.close()
 
     resumed = Office(tmp_path, strategy="joint", count=5)
     begun = [a.trial for a in resumed.work()]
     assert first.trial not in begun
-    gone = [r for r in resumed.journal.records if r.event == "refused" and r.get("trial")]
-    assert [(r["trial"], r["p_oom"]) for r in gone] == [(first.trial, 1.0)]
-    assert unfinished(resumed.journal.records) == []
+    gone = [r for r in resumed.journal.run.refused if r.trial]
+    assert [(r.trial, r.p_oom) for r in gone] == [(first.trial, 1.0)]
+    assert resumed.journal.run.unfinished == []
     resumed.journal.close()
     assert Office(tmp_path, strategy="joint", count=5).work() == []
 
@@ -564,14 +574,24 @@ def test_search_that_goes_on_gives_no_number_twice_and_counts_on(tmp_path: Path)
     office.work(2)
     own = [(r.event, r.fields) for r in office.journal.records if r.get("trial") == "t001"]
     for event, fields in own:  # the lines of t002 were damaged, and are gone
-        office.journal.append(event, **{**fields, "trial": "t003"})
-    before = {t.id: t for t in trials(office.journal.records)}
+        office.journal.append(EVENTS[event], **{**fields, "trial": "t003"})
+    before = {t.trial: t for t in office.journal.run.ended}
     office.journal.close()
     resumed = Office(tmp_path, count=6, sampler="random")
     begun = [request.trial for request in resumed.work()]
     assert begun == ["t004", "t005", "t006", "t007"]
-    assert {t.id: t for t in trials(resumed.journal.records) if t.id in before} == before
+    assert {t.trial: t for t in resumed.journal.run.ended if t.trial in before} == before
     assert resumed.scheduler.stop_reason == "all 6 trials were proposed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere(Event, event="elsewhere"):
+    """What earlier versions wrote of another kind of device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved(Event, event="moved"):
+    """Likewise, of a trial that waited for one."""
 
 
 def test_search_goes_on_from_a_journal_with_trials_on_another_kind_of_device(tmp_path: Path) -> None:
@@ -584,15 +604,15 @@ def test_search_goes_on_from_a_journal_with_trials_on_another_kind_of_device(tmp
     there = {"kind": "old", "ran": {"config": {**end["config"], "num_workers": 0}, "measured_samples_per_s": 1e9}}
     of_device = ("measured_samples_per_s", "peak_allocated_bytes")
     append = office.journal.append
-    append("elsewhere", of="probe", kind="old", name="", outcome="ok", config=end["config"], samples_per_s=1e9)
+    append(Elsewhere, of="probe", kind="old", name="", outcome="ok", config=end["config"], samples_per_s=1e9)
     for trial in ("t002", "t003"):
-        append("trial_start", **{**start, **there, "trial": trial})
-    append("trial", **{n: v for n, v in {**end, **there, "trial": "t002"}.items() if n not in of_device})
-    append("moved", trial="t003", reason="it does not fit old, and waits for another kind of device")
+        append(StartRecord, **{**start, **there, "trial": trial})
+    append(TrialRecord, **{n: v for n, v in {**end, **there, "trial": "t002"}.items() if n not in of_device})
+    append(Moved, trial="t003", reason="it does not fit old, and waits for another kind of device")
     office.journal.close()
     resumed = Office(tmp_path, count=6)
     assert resumed.work()[0].trial == "t003", "it had not ended"
-    found = {view.trial: view for view in summary.from_records(resumed.journal.records).trials}
+    found = {view.trial: view for view in summary.of_run(resumed.journal.run).trials}
     assert found["t002"].values == found["t001"].values
     assert found["t002"].config == found["t001"].config, "as the target would train it"
     assert found["t003"].outcome in ("ok", "stopped")
@@ -665,7 +685,7 @@ def test_what_was_ruled_out_is_not_learned_as_fitting(tmp_path: Path) -> None:
     office.scheduler.ended(second.trial, oom)
     assert not office.scheduler.goes_on(first.trial, {})
     office.scheduler.ended(first.trial, {"outcome": "refused", "values": {}, "message": ""})
-    again = guard(office.journal.records, None)
+    again = guard(office.journal.run, None)
     assert not again.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits
     office.journal.close()
     begun = Office(tmp_path, strategy="joint", count=8).work()
@@ -676,9 +696,9 @@ def test_what_was_ruled_out_is_not_learned_as_fitting(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_seldom_proposed(tmp_path: Path, sampler: str, most: int) -> None:
     office = Office(tmp_path, count=30, cap_bytes=300_000_000, sampler=sampler)
     office.work()
-    refused = [r for r in office.journal.records if r.event == "refused" and r["stage"] == "search"]
+    refused = [r for r in office.journal.run.refused if r.stage == "search"]
     assert len(refused) <= most
-    assert {t.outcome for t in trials(office.journal.records)} <= {"ok", "stopped"}
+    assert {t.outcome for t in office.journal.run.ended} <= {"ok", "stopped"}
 
 
 @pytest.mark.parametrize(("fits", "micro_batch"), [(64, 64), (16, 64), (8, 4), (0, None)])
@@ -706,7 +726,7 @@ def test_deadline_cuts_a_trial_once_another_has_ended(tmp_path: Path) -> None:
     assert not office.scheduler.at_rung(third.trial, better)
     office.scheduler.ended(third.trial, better)
     assert office.scheduler.next_trial() is None
-    assert [t.outcome for t in trials(office.journal.records)] == ["ok", "stopped", "stopped"]
+    assert [t.outcome for t in office.journal.run.ended] == ["ok", "stopped", "stopped"]
     reasons = [r["reason"] for r in office.journal.records if r.event == "trial"]
     assert reasons[1:] == ["the search's share of search.max_time is spent"] * 2
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 2 of 12 trials")
@@ -734,7 +754,7 @@ def test_who_is_behind_the_reference_is_stopped(tmp_path: Path, pruner: str) -> 
     poor = {"learning_rate": 0.3, "batch_size": 64, "micro_batch_size": 64}
     office = Office(tmp_path, sampler="random", count=16, pruner=pruner, reference=poor)
     office.work()
-    ended = {t.id: t for t in trials(office.journal.records)}
+    ended = {t.trial: t for t in office.journal.run.ended}
     today = ended["t000"].values["error"] or 0.0
     if pruner == "none":
         assert {t.outcome for t in ended.values()} == {"ok"}
@@ -753,7 +773,7 @@ def cut_off(folder: Path, **terms: Any) -> TrialRequest:
     office.scheduler.at_rung(third.trial, office.result(third, 200))
     cut = {**office.result(third, 300), "outcome": "cut", "values": {}, "message": "search.max_time was over"}
     office.scheduler.ended(third.trial, cut)
-    office.journal.append("resume", search={"max_time": 480.0})
+    office.journal.append(ResumeRecord, search={"max_time": 480.0})
     office.journal.close()
     return third
 
@@ -766,7 +786,7 @@ def test_trial_that_the_time_cut_is_trained_again(tmp_path: Path, strategy: str,
     begun = whole.work()
     assert [a.trial for a in begun] == [third.trial, *(f"t{n:03d}" for n in range(3, 2 + len(begun)))]
     assert begun[0].knobs == third.knobs
-    assert "cut" not in {t.outcome for t in trials(whole.journal.records)}
+    assert "cut" not in {t.outcome for t in whole.journal.run.ended}
     cut_off(_made(tmp_path / "b"), **terms)
     broken = Office(tmp_path / "b", count=8, **terms)
     first = broken.work(kept)
@@ -780,7 +800,7 @@ def test_a_search_of_which_nothing_fits_ends_at_its_deadline(tmp_path: Path) -> 
     terms: dict[str, Any] = {"count": 50, "deadline": 5.0, "clock": lambda: float(next(seconds))}
     office = Office(tmp_path, strategy="joint", cap_bytes=50_000_000, sampler="random", **terms)
     assert office.work() == []
-    refused = sum(r.event == "refused" and r["stage"] == "search" for r in office.journal.records)
+    refused = sum(r.stage == "search" for r in office.journal.run.refused)
     assert 0 < refused <= 10
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 0 of 50 trials")
 
@@ -794,14 +814,14 @@ def test_trial_that_nobody_probed_is_judged_by_its_own_speed(tmp_path: Path, con
     office.scheduler.ended(first.trial, {**found, "measured_samples_per_s": found["measured_samples_per_s"] / 2})
     unprobed = {**second.knobs, "micro_batch_size": 3}
     office.scheduler.ended(second.trial, {**office.result(second, 800), "knobs": unprobed, "measured_samples_per_s": 7})
-    rates = [t.samples_per_s for t in trials(office.journal.records)]
+    rates = [t.samples_per_s for t in office.journal.run.ended]
     assert rates == [pytest.approx(found["measured_samples_per_s"]), pytest.approx(rate)]
 
 
 def test_micro_batch_that_changes_learning_is_searched(tmp_path: Path) -> None:
     with using(KnobTable(kinds={"micro_batch_size": "both"})):
         office = Office(tmp_path, count=12, cap_bytes=400_000_000)
-        probes = {r["config"]["micro_batch_size"] for r in office.journal.records if r.event == "probe"}
+        probes = {r.config["micro_batch_size"] for r in office.journal.run.probes}
         first = office.next()
         half = {**first.knobs, "micro_batch_size": int(first.knobs["micro_batch_size"]) // 2}
         found = office.result(first, ORDERS.samples)

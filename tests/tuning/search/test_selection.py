@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from tuning.config.choices import Goal
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Trial
+from tuning.journal.events import ProbeRecord, StartRecord, StudyRecord, TrialRecord
+from tuning.journal.records import Journal, Record
+from tuning.journal.run import History
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.search.rule import Baseline, Rule
-from tuning.search.selection import choose, fastest_probe, fastest_probed, leader, pick, reference_of, rule_of
+from tuning.search.selection import choose, fastest_probe, fastest_probed, leader, pick, rule_of
 
 
-def finished(*rows: tuple[float, float]) -> list[Trial]:
+def finished(*rows: tuple[float, float]) -> list[TrialRecord]:
     """Trials t0, t1, ... of (quality, samples a second)."""
-    return [Trial(f"t{n}", {}, "ok", {"accuracy": quality}, rate) for n, (quality, rate) in enumerate(rows)]
+    ended = [{"outcome": "ok", "values": {"accuracy": quality}, "samples_per_s": rate} for quality, rate in rows]
+    return [TrialRecord.read(Record(n, "", "trial", {"trial": f"t{n}", **own})) for n, own in enumerate(ended)]
 
 
 ROWS = ((0.92, 10.0), (0.915, 30.0), (0.91, 40.0), (0.90, 90.0))
@@ -86,28 +89,30 @@ def test_nothing_as_good_is_faster_than_the_pick(
 
 def test_rule_and_reference_are_read_from_the_records(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    assert rule_of(journal.records) is leader(journal.records) is None
+    assert rule_of(journal.run) is leader(journal.run) is None
     asked = {"tolerance": "10%", "at_least": None, "goal": "quality"}
     opening = {"objectives": {"error": "min"}, "baselines": {"mean": {"error": 9.0}}}
-    journal.append("study", **opening, config={"pick": asked})
-    rule = rule_of(journal.records)
+    journal.append(StudyRecord, **opening, config={"pick": asked})
+    rule = rule_of(journal.run)
     assert rule == Rule("error", "min", 0.0, Baseline("mean", 9.0), None, "quality"), "no reference: 10% of nothing"
-    journal.append("trial_start", trial="t0", config={}, named="before", beside=True)
+    journal.append(StartRecord, trial="t0", config={}, named="before", beside=True)
     for trial, outcome, error, rate in (
         ("t0", "ok", 2.0, 50.0),
         ("t1", "ok", 2.15, 60.0),
         ("t2", "stopped", 0.0, 99.0),
     ):
-        journal.append("trial", trial=trial, config={}, outcome=outcome, values={"error": error}, samples_per_s=rate)
-    rule, reference = rule_of(journal.records), reference_of(journal.records)
+        journal.append(
+            TrialRecord, trial=trial, config={}, outcome=outcome, values={"error": error}, samples_per_s=rate
+        )
+    rule, reference = rule_of(journal.run), journal.run.reference
     assert rule is not None
-    assert (rule.tolerance, reference and reference.id) == (pytest.approx(0.2), "t0")
-    best = leader(journal.records)
+    assert (rule.tolerance, reference and reference.trial) == (pytest.approx(0.2), "t0")
+    best = leader(journal.run)
     assert best is not None
-    assert best.id == "t1", "of those that ran to their end, the reference left out"
-    assert choose([r for r in journal.records if r.get("trial") != "t1"], rule) is None
-    journal.append("study", **opening, config={"pick": {"tolerance": 0.01}})
-    older = rule_of(journal.records)
+    assert best.trial == "t1", "of those that ran to their end, the reference left out"
+    assert choose(History(r for r in journal.records if r.get("trial") != "t1"), rule) is None
+    journal.append(StudyRecord, **opening, config={"pick": {"tolerance": 0.01}})
+    older = rule_of(journal.run)
     assert older is not None
     assert (older.tolerance, older.at_least, older.goal) == (0.01, None, "speed")
     journal.close()
@@ -122,18 +127,18 @@ def test_best_probe_learns_what_is_trained_today(tmp_path: Path) -> None:
     other = {**today, "batch_size": 64, "learning_rate": 0.1}
     ended = {"outcome": "ok", "optimizer_step_s": 0.0, "peak_allocated_bytes": 7}
     for name, config, rate in ((None, other, 800.0), (None, {**other, "num_workers": 2}, 1600.0)):
-        journal.append("probe", name=name, config=config, samples_per_s=rate, micro_step_s=16 / rate, **ended)
-    journal.append("probe", name="before", config=today, samples_per_s=800.0, micro_step_s=0.02, **ended)
+        journal.append(ProbeRecord, name=name, config=config, samples_per_s=rate, micro_step_s=16 / rate, **ended)
+    journal.append(ProbeRecord, name="before", config=today, samples_per_s=800.0, micro_step_s=0.02, **ended)
     for ref, learned in (("nli", other), ("mine.py", today)):  # a `before` of ours is what nobody trains today
-        journal.append("study", config={"workload": {"ref": ref}})
-        found = fastest_probe(journal.records)
+        journal.append(StudyRecord, config={"workload": {"ref": ref}})
+        found = fastest_probe(journal.run)
         assert found is not None
-        assert (found["name"], found["config"], found["samples_per_s"]) == (None, {**learned, "num_workers": 2}, 1600)
+        assert (found.name, found.config, found.samples_per_s) == ("", {**learned, "num_workers": 2}, 1600)
     today["num_workers"] = 4
-    journal.append("probe", name="before", config=today, samples_per_s=3200.0, micro_step_s=0.005, **ended)
-    found = fastest_probe(journal.records)
+    journal.append(ProbeRecord, name="before", config=today, samples_per_s=3200.0, micro_step_s=0.005, **ended)
+    found = fastest_probe(journal.run)
     assert found is not None
-    assert (found["config"], found["peak_allocated_bytes"]) == (today, 7), "which no probe is faster than"
+    assert (found.config, found.peak_allocated_bytes) == (today, 7), "which no probe is faster than"
     journal.close()
 
 
@@ -143,10 +148,10 @@ def test_probed_pick_has_no_micro_batch_that_ran_out_of_memory(tmp_path: Path) -
     slow = {**fast, "micro_batch_size": 16, "num_workers": 0}
     for knobs, rate in ((fast, 6400.0), (slow, 1000.0)):
         steps = {"micro_step_s": knobs["micro_batch_size"] / rate, "optimizer_step_s": 0.0, "samples_per_s": rate}
-        journal.append("probe", name=None, config=knobs, outcome="ok", **steps)
+        journal.append(ProbeRecord, name=None, config=knobs, outcome="ok", **steps)
     tight = MemoryGuard(10**9, {})
     tight.observe_oom(*need_of(fast))
-    picked = fastest_probed(journal.records, SPACE, tight, slow)
+    picked = fastest_probed(journal.run, SPACE, tight, slow)
     assert picked is not None
     assert tight.judge(*need_of(picked)).fits
     assert picked["num_workers"] == 2
@@ -159,20 +164,20 @@ def test_today_stays_where_no_system_knobs_beat_it(tmp_path: Path, before_per_s:
     before = {**found, "num_workers": 4}  # beside the space
     for name, knobs, rate in ((None, found, 1000.0), ("before", before, before_per_s)):
         steps = {"micro_step_s": 16 / rate, "optimizer_step_s": 0.0, "samples_per_s": rate}
-        journal.append("probe", name=name, config=knobs, outcome="ok", **steps)
+        journal.append(ProbeRecord, name=name, config=knobs, outcome="ok", **steps)
     guard = MemoryGuard(None, {})
-    picked = fastest_probed(journal.records, SPACE, guard, before, named="before")
+    picked = fastest_probed(journal.run, SPACE, guard, before, named="before")
     assert picked is not None
     assert picked["num_workers"] == workers
-    unmeasured = [r for r in journal.records if r.get("name") != "before"]
+    unmeasured = History(r for r in journal.records if r.get("name") != "before")
     stays = fastest_probed(unmeasured, SPACE, guard, before, named="before")
     assert stays is not None
     assert stays["num_workers"] == 4, "time was over before it was probed itself"
-    journal.append("probe", name="before", config=before, outcome="oom", samples_per_s=None)
-    failed = [r for r in journal.records if r.get("name") != "before" or r["outcome"] == "oom"]
+    journal.append(ProbeRecord, name="before", config=before, outcome="oom", samples_per_s=None)
+    failed = History(r for r in journal.records if r.get("name") != "before" or r["outcome"] == "oom")
     runs = fastest_probed(failed, SPACE, guard, before, named="before")
     assert runs is not None
     assert runs["num_workers"] == 2, "what does not run is no pick"
-    plain = fastest_probed(journal.records, SPACE, guard, before)
+    plain = fastest_probed(journal.run, SPACE, guard, before)
     assert plain is not None
     assert plain["num_workers"] == 2, "of a packaged workload `before` is nobody's"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from trainables.knobs import KnobTable, Scalar, using
 from tuning.config.space import Space
+from tuning.journal.events import ProbeRecord
 from tuning.journal.records import Record
 from tuning.search.throughput import Probed, Speeds, inside, probed, suits
 
@@ -43,7 +44,9 @@ def test_a_short_pass_is_judged_with_what_starts_anew_in_each(pass_samples: int,
     plain = {**ended, "config": {**config, "num_workers": 0}, "micro_step_s": 0.02}
     forks = {**ended, "config": {**config, "num_workers": 1}, "micro_step_s": 0.01}
     forks |= {"pass_s": 0.25, "pass_samples": pass_samples}
-    found = probed([Record(0, "", "probe", one) for one in (plain, forks)])  # the first is of an older study
+    found = probed(
+        ProbeRecord.read(Record(0, "", "probe", one)) for one in (plain, forks)
+    )  # the first is of an older study
     best = Speeds(found).ranked({"batch_size": 64})[0]
     assert best.system["num_workers"] == workers
     assert found[1].at_batch_size(64) == pytest.approx(64 / (0.01 + 0.25 * 64 / pass_samples))
@@ -131,7 +134,7 @@ def test_a_knob_that_no_step_showed_makes_nothing_faster() -> None:
     def one(backend: str, attention: dict[str, int]) -> Probed:
         active = {"device": "cpu", "attention": attention}
         whole = {"config": {**config, "sdpa_backend": backend}, "active": active, **timed}
-        (found,) = probed([Record(0, "", "probe", whole)])
+        (found,) = probed([ProbeRecord.read(Record(0, "", "probe", whole))])
         return found
 
     assert inside(space, one("auto", {}))

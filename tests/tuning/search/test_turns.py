@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Record
+from tuning.journal.run import History
 from tuning.memory.guard import MemoryGuard
 from tuning.search.turns import alike, last_candidates, least_changed
 
@@ -19,11 +20,11 @@ TODAY: dict[str, Scalar] = {"batch_size": 16, "micro_batch_size": 16, "num_worke
 TURNS = {"best": {**TODAY, "num_workers": 2, "ram_cache": True}, "best 2": {**TODAY, "num_workers": 2}, "before": TODAY}
 
 
-def rounds(rates: Mapping[str, Sequence[float]]) -> list[Record]:
+def rounds(rates: Mapping[str, Sequence[float]]) -> History:
     """Returns windows of these samples a second, round by round."""
     found = [(n, number, rate) for n, own in rates.items() for number, rate in enumerate(own)]
     whole = [{"name": n, "round": number, "config": TURNS[n], "samples_per_s": rate} for n, number, rate in found]
-    return [Record(seq, "", "window", fields) for seq, fields in enumerate(whole)]
+    return History(Record(seq, "", "window", fields) for seq, fields in enumerate(whole))
 
 
 @pytest.mark.parametrize(
@@ -58,14 +59,15 @@ def test_the_next_best_probes_that_fit_take_turns_as_far_as_the_time_lasts() -> 
     seconds = {(2, True): 0.010, (1, True): 0.011, (2, False): 0.012, (0, True): 0.0125, (0, False): 0.02}
     steps = {"outcome": "ok", "optimizer_step_s": 0.0, "samples_per_s": 1.0}
     configs = {key: {**TODAY, "num_workers": key[0], "ram_cache": key[1]} for key in seconds}
-    probes = [Record(0, "", "probe", {**steps, "config": configs[k], "micro_step_s": s}) for k, s in seconds.items()]
+    probes = [{**steps, "config": configs[key], "micro_step_s": step_s} for key, step_s in seconds.items()]
+    run = History(Record(0, "", "probe", fields) for fields in probes)
     guard, named = MemoryGuard(None, {}), {"before": TODAY, "other": {**TODAY, "learning_rate": 0.5}}
     best = configs[2, True]
-    found = last_candidates(probes, SPACE, guard, best, named, 6)
+    found = last_candidates(run, SPACE, guard, best, named, 6)
     assert list(found) == ["best", "before", "other", "best 2", "best 3", "best 4"], "the rest is far behind"
     assert [found[f"best {n}"]["num_workers"] for n in (2, 3, 4)] == [1, 2, 0]
-    assert list(last_candidates(probes, SPACE, guard, best, named, 1)) == ["best", "before", "other", "best 2"]
+    assert list(last_candidates(run, SPACE, guard, best, named, 1)) == ["best", "before", "other", "best 2"]
     assert alike(SPACE, best, {**named, "outside": {**TODAY, "num_workers": 3}}) == ["before"]
-    assert len(last_candidates(probes, SPACE, guard, best, {"before": configs[1, True]}, 6)) == 4, "it has its turn"
+    assert len(last_candidates(run, SPACE, guard, best, {"before": configs[1, True]}, 6)) == 4, "it has its turn"
     elsewhere: dict[str, Scalar] = {**configs[1, True], "learning_rate": 0.5}
-    assert len(last_candidates(probes, SPACE, guard, best, {"before": elsewhere}, 6)) == 5, "what it learns is not ours"
+    assert len(last_candidates(run, SPACE, guard, best, {"before": elsewhere}, 6)) == 5, "what it learns is not ours"

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import study_of
 from trainables import knob_columns
 from tuning.config.cards import CONTEXT_BYTES
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
 from tuning.config.space import values_of
+from tuning.journal.events import ProbeRecord
 from tuning.journal.records import Journal
 from tuning.study import setup
 from tuning.study.limits import Limits
@@ -85,8 +87,8 @@ def decided(monkeypatch: pytest.MonkeyPatch, here: Simulated, tmp_path: Path) ->
     devices = executors.devices(config)
     with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
         if here.probe:
-            journal.append("probe", outcome="ok", samples_per_s=10.0, **here.probe)
-        limits = Limits(config, facts, journal, time.monotonic(), free_bytes, devices)
+            journal.append(ProbeRecord, outcome="ok", samples_per_s=10.0, **here.probe)
+        limits = Limits(config, study_of(facts), journal, time.monotonic(), free_bytes, devices)
         plan = limits.plan()
         found |= {"cap_gib": limits.cap_bytes() / GIB if cuda or config.card.cap_bytes else None}
     found |= {"devices": devices, "slots": plan.concurrency, "threads": plan.threads}
@@ -220,7 +222,7 @@ def test_predicting_has_at_most_a_quarter_of_the_time_left(monkeypatch: pytest.M
     ):
         config = set_up(monkeypatch, Simulated((RTX3090,), typed), tmp_path)
         with Journal.open(tmp_path / "none.jsonl", create=True) as journal:
-            limits = Limits(config, {"startup_s": startup_s}, journal, time.monotonic())
+            limits = Limits(config, study_of({"startup_s": startup_s}), journal, time.monotonic())
             assert limits.predict_s() == pytest.approx(wanted, abs=0.5)
 
 
@@ -229,4 +231,4 @@ def test_an_allocator_that_was_set_otherwise_is_said(monkeypatch: pytest.MonkeyP
     said = "PYTORCH_ALLOC_CONF=expandable_segments:True is obeyed; memory is predicted as if it were not set"
     for gpus in ((RTX3090,), ()):
         config = set_up(monkeypatch, Simulated(gpus), tmp_path)
-        assert (said in setup.cautions(config, {"train_samples": 1000, "val_samples": 100})) == bool(gpus)
+        assert (said in setup.cautions(config, study_of({"train_samples": 1000, "val_samples": 100}))) == bool(gpus)

@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from tests.commands import MINE
-from tests.fakes import FormulaProfiler
+from tests.fakes import FormulaProfiler, study_of
 from tests.tuning.workers.test_user_code import Here
 from trainables import knob_columns
 from trainables.knobs import Scalar, kind_of, table
@@ -30,7 +30,17 @@ from tuning.config import best_file, load, resolve
 from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
 from tuning.config.schema import PLANNED_TRIALS, StudyConfig
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, last, stage_done
+from tuning.journal.events import (
+    EVENTS,
+    NoteRecord,
+    ProbeRecord,
+    RefusedRecord,
+    ResumeRecord,
+    StartRecord,
+    StudyRecord,
+    TrialRecord,
+)
+from tuning.journal.records import Journal, Record
 from tuning.memory import groups
 from tuning.report import export, report, sentences, summary, text
 from tuning.search.protocols import TrialPlan
@@ -71,9 +81,9 @@ def finished(tmp_path: Path, records: list[Record]) -> Path:
     typed = load.load(["knobs.dropout=0.2"])
     opening = {**records[0].fields, "config": resolve.resolved(typed)}
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
-        journal.append("study", **opening)
+        journal.append(StudyRecord, **opening)
         for record in records[1:]:
-            journal.append(record.event, **record.fields)
+            journal.append(EVENTS[record.event], **record.fields)
     return folder / "trials.jsonl"
 
 
@@ -98,19 +108,18 @@ def test_resumed_run_keeps_its_configuration(finished: Path) -> None:
 
 def test_run_of_an_earlier_schema_is_refused_even_by_force(finished: Path) -> None:
     with Journal.open(finished) as journal:
-        journal.append("study", **{**journal.records[0].fields, "schema": 1})
+        journal.rewrite(StudyRecord, schema=1)
     with pytest.raises(ConfigError, match=r"was written by an earlier version of cardtune \(schema 1\)"):
         setup.checked(load.load([f"resume={FINISHED}", "runs_dir=my runs", "force=true"]))
 
 
-def begun(tmp_path: Path, *typed: str) -> Record:
+def begun(tmp_path: Path, *typed: str) -> StudyRecord:
     """Returns the first record of the run `one`, which has begun with these arguments."""
     config = load.load([f"workload={MINE}", *typed])
     folder = tmp_path / "runs" / "mine" / "one"
     folder.mkdir(parents=True)
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
-        journal.append("study", config=resolve.resolved(config), command=setup.command_of(config))
-        return journal.records[0]
+        return journal.append(StudyRecord, config=resolve.resolved(config), command=setup.command_of(config))
 
 
 def gone_on(tmp_path: Path, *typed: str) -> StudyConfig:
@@ -158,7 +167,7 @@ def test_a_run_may_be_given_more_trials_and_time_and_no_less(tmp_path: Path, mor
     found = gone_on(tmp_path, *more)
     assert found.search.max_time_s in (480.0, 240.0, None)
     assert found.search.trials in (20, 12, "auto")
-    assert found.search.seed == resolve.from_resolved(opening["config"]).search.seed
+    assert found.search.seed == resolve.from_resolved(opening.config).search.seed
     assert setup.reopens(found, opening)
     assert not setup.reopens(gone_on(tmp_path), opening)
 
@@ -169,7 +178,7 @@ def test_another_tolerance_opens_a_run_again(tmp_path: Path, asked: str, kept: f
     found = gone_on(tmp_path, f"pick.tolerance={asked}")
     assert (found.pick.tolerance, found.search) == (kept, gone_on(tmp_path).search)
     assert setup.reopens(found, opening)
-    same = gone_on(tmp_path, f"pick.tolerance={resolve.from_resolved(opening['config']).pick.tolerance}")
+    same = gone_on(tmp_path, f"pick.tolerance={resolve.from_resolved(opening.config).pick.tolerance}")
     assert not setup.reopens(same, opening)
 
 
@@ -185,8 +194,8 @@ def test_nodes_of_a_cluster_are_written_told_and_reported(
         made = study._Study(complete, terminal, journal, tmp_path, time.monotonic(), users)  # type: ignore[arg-type]
         made.open({**FACTS, "baselines": {}}, setup.setting_of(complete))
         assert journal.records[0]["concurrency"] == 3, "one on each that trains"
-        assert [r["why"] == "" for r in journal.records if r.event == "node"] == [True, True, True, False]
-        report.write_report(summary.from_records(journal.records), tmp_path / "report.html")
+        assert [r.why == "" for r in journal.run.nodes] == [True, True, True, False]
+        report.write_report(summary.of_run(journal.run), tmp_path / "report.html")
     why = "10.0.0.9 (d) is left out: its cores are 16, and 8 on the machine of the study"
     assert why in " ".join(said.getvalue().split())
     assert why in (tmp_path / "report.html").read_text()
@@ -322,14 +331,14 @@ def test_too_few_data_and_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
     _, config = setup.checked(
         load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]", "named.after.batch_size=64"])
     )
-    few = list(setup.cautions(config, {"train_samples": 32, "val_samples": 5}))
+    few = list(setup.cautions(config, study_of({"train_samples": 32, "val_samples": 5})))
     assert [f.split(":")[0] for f in few] == [
         "the validation split has 5 samples",
         "after has batches of 64, and there are 32 training samples",
     ]
-    assert not list(setup.cautions(config, {"train_samples": 64, "val_samples": 50}))
+    assert not list(setup.cautions(config, study_of({"train_samples": 64, "val_samples": 50})))
     many = load.load(["workload=signals", "card=cpu", "knobs.num_workers=[0,64]", "concurrency=8"])
-    told = [f.split(",")[0] for f in setup.cautions(many, {"train_samples": 10_000, "val_samples": 50})]
+    told = [f.split(",")[0] for f in setup.cautions(many, study_of({"train_samples": 10_000, "val_samples": 50}))]
     assert told == ["knobs.num_workers goes to 64", "concurrency goes to 8"]
 
 
@@ -338,10 +347,10 @@ def test_cards_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.nvml, "gpus", lambda: gpus)
     _, config = setup.checked(load.load(["workload=signals"]))
     facts = {"train_samples": 10_000, "val_samples": 500}
-    (said,) = [s for s in setup.cautions(config, facts) if s.startswith("cards that differ")]
+    (said,) = [s for s in setup.cautions(config, study_of(facts)) if s.startswith("cards that differ")]
     assert "RTX 3090 (24 GiB), GT 1030 (2 GiB); devices=N" in said
     del gpus[1]
-    assert not [s for s in setup.cautions(config, facts) if s.startswith("cards that differ")]
+    assert not [s for s in setup.cautions(config, study_of(facts)) if s.startswith("cards that differ")]
 
 
 def test_first_model_of_a_process_has_the_knobs_of_the_study() -> None:
@@ -358,8 +367,8 @@ def test_a_search_that_takes_half_a_day_without_a_limit_is_told(
     _, config = setup.checked(load.load(["workload=nli", "card=cpu", "budget=full", f"search.max_time={limit}"]))
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     steps = {"micro_step_s": 1.0, "optimizer_step_s": 0.0, "samples_per_s": rate}
-    journal.append("probe", name=None, config={"batch_size": 16}, outcome="ok", **steps)
-    limits = Limits(config, {"train_samples": 100_000}, journal, time.monotonic())
+    journal.append(ProbeRecord, name=None, config={"batch_size": 16}, outcome="ok", **steps)
+    limits = Limits(config, study_of({"train_samples": 100_000}), journal, time.monotonic())
     assert ("search.max_time=8h" in limits.long()) is is_said
 
 
@@ -403,15 +412,15 @@ def opened(
     return made, journal, said
 
 
-def resumed(tmp_path: Path, force: str, **changed: Any) -> Record:
+def resumed(tmp_path: Path, force: str, **changed: Any) -> ResumeRecord:
     """Returns what a study writes that goes on here, where its first record says otherwise."""
     made, journal, _ = opened(tmp_path, started=time.monotonic())
-    journal.append("study", **{**journal.records[0].fields, **changed})
+    journal.rewrite(StudyRecord, **changed)
     (tmp_path / "config.yaml").unlink()
     made._config = made._config.model_copy(update={"resume": "one", "force": force == "true"})
     try:
         made.open({**FACTS, "baselines": {}}, setup.setting_of(made._config))
-        return next(r for r in journal.records if r.event == "resume")
+        return journal.run.resumes[0]
     finally:
         journal.close()
 
@@ -429,8 +438,8 @@ def test_run_goes_on_elsewhere_or_otherwise_only_by_force(tmp_path: Path) -> Non
     record = resumed(tmp_path / "forced", "true", **changed)
     says = ["data has changed", "device name was Another CPU and is Example CPU"]
     says += ["the workload's source has changed", "torch was 1.0.0 and is"]
-    assert all(wanted in told for wanted, told in zip(says, sorted(record["changed"]), strict=True))
-    assert all(told in str(raised.value) for told in record["changed"])
+    assert all(wanted in told for wanted, told in zip(says, sorted(record.changed), strict=True))
+    assert all(told in str(raised.value) for told in record.changed)
     assert (tmp_path / "forced" / "config.yaml").exists(), "a run that was killed before it wrote that"
 
 
@@ -467,9 +476,9 @@ def test_reference_takes_a_fifth_of_the_search_at_most(tmp_path: Path, rate: flo
     made, journal, _ = opened(tmp_path, *asked, started=time.monotonic())
     steps = {"optimizer_step_s": 0.0, "outcome": "ok"}
     reference = made._limits.reference()[1]
-    journal.append("probe", name="before", config=reference, samples_per_s=rate, micro_step_s=1 / rate, **steps)
+    journal.append(ProbeRecord, name="before", config=reference, samples_per_s=rate, micro_step_s=1 / rate, **steps)
     fast = {**reference, "batch_size": 2, "micro_batch_size": 2}
-    journal.append("probe", name=None, config=fast, samples_per_s=5000.0, micro_step_s=2 / 5000, **steps)
+    journal.append(ProbeRecord, name=None, config=fast, samples_per_s=5000.0, micro_step_s=2 / 5000, **steps)
     horizon, search_s = made._limits.horizon(), 1000.0 * (1 - study.SHARE)
     least = FEWEST_STEPS * groups.defaults(made._config.space)["batch_size"]
     assert horizon <= max(least, search_s / 5 * rate)
@@ -503,9 +512,9 @@ def test_what_changes_learning_is_measured_once(tmp_path: Path) -> None:
         assert "micro_batch_size" in made._space.fixed, "probes alone change nothing that is learned"
     assert profiler.asked == 1
     sentence = "micro_batch_size changes what is learned here: BatchNorm2d (down) gives other values"
-    assert [r["text"] for r in journal.records if r.event == "note"].count(sentence) == 1
+    assert [note.text for note in journal.run.notes].count(sentence) == 1
     assert "BatchNorm2d" in said.getvalue()
-    found = summary.from_records(journal.records)
+    found = summary.of_run(journal.run)
     assert (found.table["micro_batch_size"].kind, sentences.kinds(found.kinds)) == ("both", [sentence])
     journal.close()
 
@@ -676,27 +685,27 @@ def test_whole_study_ends_with_a_pick_of_each_kind(tmp_path: Path, monkeypatch: 
     profiler, typed, kind, size = PICKS[case]
     made, journal, _ = searched(tmp_path, monkeypatch, profiler, *typed)
     made.confirm(profiler)  # type: ignore[arg-type]
-    (pick,) = [r for r in journal.records if r.event == "pick"]
-    assert (pick["kind"], pick["config"]["batch_size"]) == (kind, size)
-    assert pick["reference"] == ("before" if "before" in case else "plain defaults")
-    assert (pick["best"] != "") == (kind == "faster")
+    (pick,) = journal.run.picks
+    assert (pick.kind, pick.config["batch_size"]) == (kind, size)
+    assert pick.reference == ("before" if "before" in case else "plain defaults")
+    assert (pick.best != "") == (kind == "faster")
     rates = {
-        name: [r["samples_per_s"] for r in journal.records if r.event == "window" and r["config"] == config]
-        for name, config in (("pick", pick["config"]), ("reference", made._limits.reference()[1]))
+        name: [r.samples_per_s for r in journal.run.all_windows if r.config == config]
+        for name, config in (("pick", pick.config), ("reference", made._limits.reference()[1]))
     }
     assert len(rates["pick"]) >= 5
     assert min(rates["pick"]) >= max(rates["reference"]), "in turns it is no slower"
     if kind == "faster":
-        gains = pick["gains"][pick["best"]]
+        gains = next(r["gains"] for r in journal.records if r.event == "pick")[pick.best]
         assert len(gains) >= 3
-        rule = rule_of(journal.records)
+        rule = rule_of(journal.run)
         assert rule is not None
         assert rule.admits(sum(gains) / len(gains))
     known = len(journal.records)
     made.confirm(profiler)  # type: ignore[arg-type]
     assert len(journal.records) == known
     made.publish()
-    found = summary.from_records(journal.records)
+    found = summary.of_run(journal.run)
     assert found.best is not None
     assert best_file.read(tmp_path / "best.yaml").knobs["batch_size"] == size
     assert (tmp_path / "report.html").exists()
@@ -714,8 +723,8 @@ def test_trainings_that_set_their_own_seed_are_not_called_fresh(
     profiler = OneSeed()
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
     made.confirm(profiler)  # type: ignore[arg-type]
-    (pick,) = [r for r in journal.records if r.event == "pick"]
-    assert "train(run) sets its seed itself" in pick["rule"]
+    (pick,) = journal.run.picks
+    assert "train(run) sets its seed itself" in pick.rule
     journal.close()
 
 
@@ -732,9 +741,9 @@ def test_today_s_system_knobs_are_the_pick_s_if_faster_in_turns(
     profiler = Turned()
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
     made.confirm(profiler)  # type: ignore[arg-type]
-    (pick,) = [r for r in journal.records if r.event == "pick"]
-    assert (pick["kind"], pick["config"]["num_workers"]) == ("faster", 0)
-    searched_knobs = next(r["config"] for r in journal.records if r.event == "trial" and r["trial"] == pick["best"])
+    (pick,) = journal.run.picks
+    assert (pick.kind, pick.config["num_workers"]) == ("faster", 0)
+    searched_knobs = next(end.config for end in journal.run.ended if end.trial == pick.best)
     assert searched_knobs["num_workers"] == 2
     journal.close()
 
@@ -743,15 +752,15 @@ def test_another_tolerance_makes_the_pick_anew(tmp_path: Path, monkeypatch: pyte
     profiler = Learning(spoils=0.5)
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
     made.confirm(profiler)  # type: ignore[arg-type]
-    assert [r["kind"] for r in journal.records if r.event == "pick"] == ["system"]
+    assert [r.kind for r in journal.run.picks] == ["system"]
     before = sum(r.event == "trial" for r in journal.records)
     wide = made._config.model_copy(update={"pick": made._config.pick.model_copy(update={"tolerance": 0.6})})
     for _ in range(2):  # as if it is broken off before it has confirmed
         terminal = Terminal(out=io.StringIO(), err=io.StringIO(), env={})
         again = study._Study(wide, terminal, journal, tmp_path, time.monotonic())
         again.open({**FACTS, "baselines": {}}, setup.setting_of(wide))
-    assert stage_done(journal.records, "search")
-    assert not stage_done(journal.records, "confirm")
+    assert journal.run.is_done("search")
+    assert not journal.run.is_done("confirm")
     again.confirm(profiler)  # type: ignore[arg-type]
     picks = [r for r in journal.records if r.event == "pick"]
     assert [(r["kind"], r["tolerance"]) for r in picks] == [("system", 0.0), ("faster", 0.6)]
@@ -761,14 +770,14 @@ def test_another_tolerance_makes_the_pick_anew(tmp_path: Path, monkeypatch: pyte
 
 def test_notes_of_a_pick_that_was_replaced_are_not_reported(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, started=time.monotonic())
-    journal.append("note", text="of the machine")
+    journal.append(NoteRecord, text="of the machine")
     for said, pick in (("of the first", {}), ("of the second", {"pick": {"tolerance": 0.1}})):
         if pick:
-            journal.append("resume", command="", startup_s=0.0, changed=[], **pick)
+            journal.append(ResumeRecord, command="", startup_s=0.0, changed=[], **pick)
         with made._stage("confirm"):
-            journal.append("note", text=said)
+            journal.append(NoteRecord, text=said)
     journal.close()
-    notes = summary.from_records(journal.records).notes
+    notes = summary.of_run(journal.run).notes
     assert [note for note in notes if note.startswith("of ")] == ["of the machine", "of the second"]
 
 
@@ -776,10 +785,10 @@ def test_baselines_of_the_workload_are_in_the_rule_of_the_pick(tmp_path: Path) -
     baselines = {"mean": {"error": 0.9}, "last": {"error": 0.204}, "none": {"error": float("nan")}}
     asked = ["search.max_time=null", "pick.tolerance=10%", "pick.goal=quality"]
     _, journal, _ = opened(tmp_path, *asked, started=time.monotonic(), baselines=baselines)
-    journal.append("trial_start", trial="t000", config={}, named="plain defaults", beside=True)
+    journal.append(StartRecord, trial="t000", config={}, named="plain defaults", beside=True)
     own = {"outcome": "ok", "values": {"error": 2.0}, "samples_per_s": 9.0}
-    journal.append("trial", trial="t000", config={}, **own)
-    rule = rule_of(journal.records)
+    journal.append(TrialRecord, trial="t000", config={}, **own)
+    rule = rule_of(journal.run)
     assert rule == Rule("error", "min", 0.2, Baseline("last", 0.204), None, "quality")
     journal.close()
 
@@ -790,7 +799,7 @@ def plan_of(folder: Path, arguments: list[str]) -> TrialPlan:
     loaded = loaded.model_copy(update={"card": loaded.card.on("cpu")})
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}, "train_samples": 100}
-        return Limits(loaded, facts, journal, 1000.0).plan()
+        return Limits(loaded, study_of(facts), journal, 1000.0).plan()
 
 
 def test_trials_on_a_virtual_card_share_it_under_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -849,7 +858,7 @@ def test_without_trials_what_is_learned_stays_as_it_is(asked: str, tmp_path: Pat
     profiler = FormulaProfiler()
     made.measure(profiler)  # type: ignore[arg-type]
     made.confirm(profiler)  # type: ignore[arg-type]
-    found = summary.from_records(journal.records)
+    found = summary.of_run(journal.run)
     assert found.best is not None
     before, best = found.named["before"].config, found.best.config
     assert {n: best[n] for n in before if kind_of(n) != "system"} == {
@@ -866,7 +875,7 @@ def test_without_trials_a_typed_knob_has_its_value(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, "search.trials=0", *typed, started=time.monotonic())
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     made.confirm(FormulaProfiler())  # type: ignore[arg-type]
-    found = summary.from_records(journal.records)
+    found = summary.of_run(journal.run)
     assert found.best is not None
     assert (found.best.config["learning_rate"], found.best.config["weight_decay"]) == (0.01, 0.5)
     assert "as in before, learning_rate=0.01 as typed" in found.rule
@@ -880,7 +889,7 @@ def test_without_trials_the_pick_has_the_fastest_system_knobs(tmp_path: Path, mo
     made.measure(profiler)  # type: ignore[arg-type]
     made.search(profiler, setup.setting_of(made._config))  # type: ignore[arg-type]
     made.confirm(profiler)  # type: ignore[arg-type]
-    found = summary.from_records(journal.records)
+    found = summary.of_run(journal.run)
     assert found.best is not None
     start = groups.defaults(made._config.space)
     learned = {n: v for n, v in start.items() if kind_of(n) != "system"}
@@ -901,14 +910,14 @@ def test_reference_that_alone_came_to_its_end_has_a_pick(tmp_path: Path, outcome
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     today = made._limits.reference()[1]
     ended = {"outcome": "ok", "values": {"error": 0.2}, "samples_per_s": 9.0, "message": "", "seed": 0}
-    journal.append("trial_start", trial="t000", config=today, named="plain defaults", beside=True)
-    journal.append("trial", trial="t000", config=today, **ended)
+    journal.append(StartRecord, trial="t000", config=today, named="plain defaults", beside=True)
+    journal.append(TrialRecord, trial="t000", config=today, **ended)
     lost = {"outcome": outcome, "values": {}, "samples_per_s": None, "message": "it is gone", "seed": 0}
-    journal.append("trial_start", trial="t001", config=today)
-    journal.append("trial", trial="t001", config=today, **lost)
+    journal.append(StartRecord, trial="t001", config=today)
+    journal.append(TrialRecord, trial="t001", config=today, **lost)
     made.confirm(FormulaProfiler())  # type: ignore[arg-type]
-    (pick,) = [r for r in journal.records if r.event == "pick"]
-    assert (pick["best"], pick["kind"], pick["config"]["num_workers"]) == ("", "system", 2)
+    (pick,) = journal.run.picks
+    assert (pick.best, pick.kind, pick.config["num_workers"]) == ("", "system", 2)
     journal.close()
 
 
@@ -925,9 +934,9 @@ def test_reference_is_confirmed_with_the_micro_batch_that_fitted(tmp_path: Path)
     made, journal, _ = opened(tmp_path, *typed, started=time.monotonic())
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     today = {**made._limits.reference()[1], "micro_batch_size": 16}
-    journal.append("trial_start", trial="t000", config=today, named="before", beside=True)
+    journal.append(StartRecord, trial="t000", config=today, named="before", beside=True)
     own = {"outcome": "ok", "values": {"error": 0.2}, "samples_per_s": 9.0, "message": "", "seed": 0}
-    journal.append("trial", trial="t000", config=today, **own)
+    journal.append(TrialRecord, trial="t000", config=today, **own)
     made.confirm(FormulaProfiler())  # type: ignore[arg-type]
     again = [r["config"] for r in journal.records if r.event in ("confirmed", "window") and r["name"] == "before"]
     assert again
@@ -939,9 +948,9 @@ def test_study_whose_trainings_all_failed_has_no_pick(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, "search.max_time=null", started=time.monotonic())
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     for trial, named in (("t000", {"named": "plain defaults", "beside": True}), ("t001", {})):
-        journal.append("trial_start", trial=trial, config={}, **named)
+        journal.append(StartRecord, trial=trial, config={}, **named)
         lost = {"outcome": "crash", "values": {}, "samples_per_s": None, "message": "it is gone", "seed": 0}
-        journal.append("trial", trial=trial, config={}, **lost)
+        journal.append(TrialRecord, trial=trial, config={}, **lost)
     with pytest.raises(NoUsableTrial, match=r"no trial of the search reached its end in .*; 1 of them: crash: it is"):
         made.confirm(FormulaProfiler())  # type: ignore[arg-type]
     journal.close()
@@ -949,11 +958,10 @@ def test_study_whose_trainings_all_failed_has_no_pick(tmp_path: Path) -> None:
 
 def test_knob_that_is_not_honoured_is_told_once(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, started=time.monotonic())
-    made._facts = {}
     active = {"device": "cpu", "batch_size": 8, "micro_batch_size": 8, "weight_decays": [0.5]}
     for number, asked in enumerate((0.1, 0.2, 0.3)):
-        made._told(journal.append("trial", trial=f"t{number}", config={"weight_decay": asked}, active=active))
-    (note,) = [r["text"] for r in journal.records if r.event == "note" and "was asked" in r["text"]]
+        made._told(journal.append(TrialRecord, trial=f"t{number}", config={"weight_decay": asked}, active=active))
+    (note,) = [note.text for note in journal.run.notes if "was asked" in note.text]
     assert note == "t0: knobs.weight_decay=0.1 was asked; the first step showed weight decay 0.5"
     journal.close()
 
@@ -976,7 +984,7 @@ def test_where_nothing_was_trained_it_is_said_why_and_what_helps(
 ) -> None:
     made, journal, _ = opened(tmp_path, started=time.monotonic())
     for _ in range(2):
-        journal.append(event, **fields)
+        journal.append(EVENTS[event], **fields)
     with pytest.raises(NoUsableTrial) as raised:
         made.confirm(FormulaProfiler())  # type: ignore[arg-type]
     assert raised.value.what == f"no trial of the search reached its end in {tmp_path}{says}"
@@ -986,8 +994,8 @@ def test_where_nothing_was_trained_it_is_said_why_and_what_helps(
 
 def test_more_time_is_the_remedy_if_time_alone_cut_trials(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, "search.strategy=joint", started=time.monotonic())
-    journal.append("refused", **REFUSED)
-    journal.append("trial", trial="t000", config={}, outcome="cut", values={}, message="search.max_time was over")
+    journal.append(RefusedRecord, **REFUSED)
+    journal.append(TrialRecord, trial="t000", config={}, outcome="cut", values={}, message="search.max_time was over")
     with pytest.raises(NoUsableTrial) as raised:
         made.confirm(FormulaProfiler())  # type: ignore[arg-type]
     assert raised.value.remedy == "search.max_time=10m"
@@ -999,7 +1007,7 @@ def test_a_search_begins_only_where_a_training_can_end(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, "search.max_time=120s", "budget.train_epochs=1000", started=late)
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     made.search(FormulaProfiler(), setup.setting_of(made._config))  # type: ignore[arg-type]
-    (said,) = [r["text"] for r in journal.records if r.event == "note" and "are left for the search" in r["text"]]
+    (said,) = [note.text for note in journal.run.notes if "are left for the search" in note.text]
     assert "search.max_time=" in said
     journal.close()
 
@@ -1017,8 +1025,8 @@ def test_a_search_begins_only_where_a_training_can_end(tmp_path: Path) -> None:
 def test_few_trials_are_told_with_a_time_that_has_more(tmp_path: Path, asked: list[str], said: str) -> None:
     made, journal, _ = opened(tmp_path, *asked, started=time.monotonic())
     for trial in "abca":  # one began again
-        journal.append("trial_start", trial=trial, config={})
-    journal.append("trial_start", trial="d", config={}, beside=True)
+        journal.append(StartRecord, trial=trial, config={})
+    journal.append(StartRecord, trial="d", config={}, beside=True)
     assert made._limits.few() == said
     journal.close()
 
@@ -1026,10 +1034,10 @@ def test_few_trials_are_told_with_a_time_that_has_more(tmp_path: Path, asked: li
 @pytest.mark.parametrize(("asked", "planned"), [(["search.trials=10"], 10), ([], PLANNED_TRIALS)])
 def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path, asked: list[str], planned: int) -> None:
     made, journal, _ = opened(tmp_path, f"workload={MINE}", *asked, started=time.monotonic())
-    assert last(journal.records, "study")["horizon_samples"] is None  # type: ignore[index]
+    assert journal.run.study.horizon_samples is None  # type: ignore[union-attr]
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
-    horizon = last(journal.records, "study")["horizon_samples"]  # type: ignore[index]
-    fastest = max(r["samples_per_s"] for r in journal.records if r.event == "probe")
+    horizon = journal.run.study.horizon_samples  # type: ignore[union-attr]
+    fastest = max(r.samples_per_s for r in journal.run.probes)
     assert horizon % FACTS["train_samples"] == 0
     assert 0 < horizon <= fastest * 240 * 0.7 / planned
     assert made._limits.plan().samples == horizon
@@ -1052,11 +1060,11 @@ def test_no_trial_is_longer_than_training_is_today(
     (tmp_path / "timed.py").write_text(f"{MINE.read_text()}\nEPOCHS = {epochs}\n")
     made, journal, _ = opened(tmp_path, f"workload={tmp_path / 'timed.py'}", *asked, started=time.monotonic())
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
-    horizon, samples = last(journal.records, "study")["horizon_samples"], FACTS["train_samples"]  # type: ignore[index]
+    horizon, samples = journal.run.study.horizon_samples, FACTS["train_samples"]  # type: ignore[union-attr]
     assert horizon == round(trains * samples) if trains else horizon < 9000 * samples
-    (note,) = [r for r in journal.records if r.event == "note" and "a trial trains on" in r["text"]]
-    assert said in note["text"]
-    assert (note["text"] in summary.from_records(journal.records).warnings) == (epochs == "9000.0")
+    (note,) = [note for note in journal.run.notes if "a trial trains on" in note.text]
+    assert said in note.text
+    assert (note.text in summary.of_run(journal.run).warnings) == (epochs == "9000.0")
     journal.close()
 
 
@@ -1069,15 +1077,15 @@ def test_a_warning_is_in_the_summary_as_long_as_it_is_so(tmp_path: Path) -> None
         ("before is not trained", "before"),
     ):
         made._note(said, warns=warns)
-    found = summary.from_records(journal.records)
+    found = summary.of_run(journal.run)
     few = next(said for said in found.warnings if "10 samples" in said)
     assert found.warnings == (few, "two of 3", "before is not trained")
     printed = io.StringIO()
     Console(file=printed, width=80).print(*text.summary(found))
     assert "two of 3" in printed.getvalue()
     assert "one of 2" not in printed.getvalue()
-    journal.append("trial_start", trial="t000", config={}, named="before")
-    assert summary.from_records(journal.records).warnings == (few, "two of 3")
+    journal.append(StartRecord, trial="t000", config={}, named="before")
+    assert summary.of_run(journal.run).warnings == (few, "two of 3")
     journal.close()
 
 
@@ -1085,7 +1093,7 @@ def test_a_warning_is_in_the_summary_as_long_as_it_is_so(tmp_path: Path) -> None
 def test_plain_defaults_are_measured_if_before_cannot_be(tmp_path: Path, outcome: str, beside: bool) -> None:
     made, journal, _ = opened(tmp_path, f"workload={MINE}", started=time.monotonic())
     assert "plain defaults" not in made._named
-    journal.append("probe", name="before", config={}, outcome=outcome, samples_per_s=None)
+    journal.append(ProbeRecord, name="before", config={}, outcome=outcome, samples_per_s=None)
     made._settle_space()
     assert ("plain defaults" in made._named) == beside
     journal.close()
@@ -1102,8 +1110,8 @@ def test_length_of_trainings_is_settled_when_one_begins(tmp_path: Path, typed: l
     made, journal, _ = opened(tmp_path, f"workload={MINE}", *typed, started=time.monotonic() - passed_s)
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     assert any(r.event == "probe" for r in journal.records)
-    assert last(journal.records, "study")["horizon_samples"] is None  # type: ignore[index]
-    assert not any("a trial trains on" in r["text"] for r in journal.records if r.event == "note")
+    assert journal.run.study.horizon_samples is None  # type: ignore[union-attr]
+    assert not any("a trial trains on" in note.text for note in journal.run.notes)
     journal.close()
 
 
@@ -1133,12 +1141,12 @@ def test_what_a_short_start_left_out_is_measured_later(tmp_path: Path) -> None:
     typed = [f"workload={MINE}", "search.max_time=30s"]
     made, journal, _ = opened(tmp_path, *typed, started=time.monotonic() - 40)
     made.measure(Late())  # type: ignore[arg-type]
-    assert not any(stage_done(journal.records, stage) for stage in ("estimate", "probe"))
-    assert last(journal.records, "study")["horizon_samples"] is None  # type: ignore[index]
+    assert not any(journal.run.is_done(stage) for stage in ("estimate", "probe"))
+    assert journal.run.study.horizon_samples is None  # type: ignore[union-attr]
     journal.close()
     more, journal, _ = opened(tmp_path, *typed[:1], "search.max_time=4m", started=time.monotonic())
     more.measure(FormulaProfiler())  # type: ignore[arg-type]
-    assert all(stage_done(journal.records, stage) for stage in ("estimate", "probe"))
-    assert {r["outcome"] for r in journal.records if r.event == "probe"} == {"cut", "ok"}
-    assert last(journal.records, "study")["horizon_samples"] > FACTS["train_samples"]  # type: ignore[index]
+    assert all(journal.run.is_done(stage) for stage in ("estimate", "probe"))
+    assert {r.outcome for r in journal.run.probes} == {"cut", "ok"}
+    assert journal.run.study.horizon_samples > FACTS["train_samples"]  # type: ignore[union-attr]
     journal.close()

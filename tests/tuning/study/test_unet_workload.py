@@ -10,7 +10,8 @@ import yaml
 
 from tests.commands import ROOT, run
 from tuning import __main__
-from tuning.journal.records import last, read
+from tuning.journal.records import read
+from tuning.journal.run import History
 
 pytestmark = pytest.mark.workload
 
@@ -25,16 +26,15 @@ def test_unet_is_tuned_with_its_own_knobs(
     settings += ["budget.confirm.seeds=1", "budget.confirm.top=1", "concurrency=1", "name=one"]
     assert run("tuning.run", [f"workload={mine}", *settings], tmp_path) == 0, (tmp_path / "err").read_text()
     folder = tmp_path / "runs" / "mine" / "one"
-    records, _ = read(folder / "trials.jsonl")
-    found = last(records, "kinds")
-    assert found is not None
-    assert found["changed"].keys() == {"micro_batch_size"}
-    assert "BatchNorm2d (down.1)" in found["changed"]["micro_batch_size"]
-    trained = [r["config"] for r in records if r.event == "trial_start"]
+    written = History(read(folder / "trials.jsonl")[0])
+    assert written.kinds is not None
+    assert written.kinds.changed.keys() == {"micro_batch_size"}
+    assert "BatchNorm2d (down.1)" in written.kinds.changed["micro_batch_size"]
+    trained = [start.config for trial in written.begun for start in trial.starts]
     assert {c["optimizer"] for c in trained} == {"sgd"}
     assert len({c["channels"] for c in trained}) == len({c["micro_batch_size"] for c in trained}) == 2
     assert len({c["momentum"] for c in trained}) > 1
-    notes = [r["text"] for r in records if r.event == "note"]
+    notes = [note.text for note in written.notes]
     assert not [text for text in notes if " was asked; " in text], "of knobs that it does not have"
     best = yaml.safe_load((folder / "best.yaml").read_text())
     assert {"channels", "smoothing", "momentum"} <= best["knobs"].keys()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import study_of
 from tests.trainables.test_own_loop import BACK, HEAD, PASSES, PATIENT, PLAIN
 from trainables import knob_columns
 from trainables.plan import Plan
@@ -217,10 +218,12 @@ def test_a_loop_that_goes_through_its_data_and_reports_nothing_is_told_so(
     silent = session(PLAIN.replace("run.report(", "dict(")).describe(KNOBS)
     assert silent["silent_passes"] > 1
     config = load(["workload=signals", "card=cpu"])
-    assert any(said.endswith("if run.evaluate_now: run.report(error=...)") for said in setup.cautions(config, silent))
+    assert any(
+        said.endswith("if run.evaluate_now: run.report(error=...)") for said in setup.cautions(config, study_of(silent))
+    )
     facts = session(PLAIN).describe(KNOBS)
     assert facts["silent_passes"] == 0
-    assert not any("reported nothing" in said for said in setup.cautions(config, facts))
+    assert not any("reported nothing" in said for said in setup.cautions(config, study_of(facts)))
 
 
 def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
@@ -230,7 +233,7 @@ def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
         facts = own.describe(KNOBS)
         assert facts["reseeds"]
         assert [own.train(KNOBS, Plan(16, (16,)), n)["active"]["seed"] for n in (0, 1)] == [seed, seed]
-    said = setup.cautions(load(["workload=signals", "card=cpu"]), facts)
+    said = setup.cautions(load(["workload=signals", "card=cpu"]), study_of(facts))
     assert any("sets a seed of its own" in sentence for sentence in said)
 
 
