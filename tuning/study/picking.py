@@ -143,7 +143,9 @@ class PickStage:
         if before and config == self._space.complete({**groups.defaults(self._space), **before}):
             rule = "before as it is, as no probe was measured to be faster"
         rule += ": no trial of the search came to its end" if run.ended else ": nothing was trained"
-        self._journal.append(PickRecord, best="", config=dict(config), rule=rule, front=[])
+        name, _ = self._limits.reference()
+        reference = name if name in turns else ""
+        self._journal.append(PickRecord, best="", config=dict(config), reference=reference, rule=rule, front=[])
 
     def _terms(self) -> ConfirmTerms:
         seed, budget, limits = self._config.search.seed, self._config.budget.confirm, self._limits
