@@ -79,11 +79,11 @@ def answer(found: Summary) -> str:
 def _none_better(found: Summary) -> str:
     """Returns why the reference is the answer."""
     asked = found.study.setting("pick", "goal")
-    if not found.trials_done:
+    if not (count := found.trials_done):
         return "no probe was faster, and nothing else was trained"
-    tried = f"of {found.trials_done} configurations" if found.trials_done > 1 else "the one that was tried"
-    none = f"{tried} none was" if found.trials_done > 1 else f"{tried} was not"
-    return f"{none} as fast and better" if asked == "quality" else f"{none} as good and faster"
+    none = f"of {count} configurations none was" if count > 1 else "the one that was tried was not"
+    again = f"; {len(found.confirmed)} of them were trained on fresh seeds" if len(found.confirmed) > 1 else ""
+    return f"{none} {'as fast and better' if asked == 'quality' else 'as good and faster'}{again}"
 
 
 def _to_set(found: Summary, best: Named) -> str:

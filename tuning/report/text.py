@@ -156,7 +156,7 @@ def summary(found: Summary) -> list[RenderableType]:
         chosen = fmt.settings(best.config, before)
         rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else f"nothing: the defaults {trial}"))
         if chosen:
-            rows.append(("", f"every other knob at its default{' and as in before' * (before is not None)} {trial}"))
+            rows.append(("", f"every other knob {'as in before' if before is not None else 'at its default'} {trial}"))
         if before is not None and (changes := fmt.changes(best.config, before)):
             rows.append(("changes", f"from before: {', '.join(changes)}"))
     rows += [("but", Text(f"{said}.", style="yellow")) for said in sentences.cautions(found)]

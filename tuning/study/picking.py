@@ -215,14 +215,14 @@ class PickStage:
             return f"{reference} with the fastest system knobs: of {again} no other was as good and faster"
         own = race.trained.get(found.name)
         what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {reference}"
-        said = f"{what} of {again} with {rule.words}"
+        said = f"of {again} {what} with {rule.words}"
         if own is None or not own.gains:
             return f"{said}, by the search's seed alone"
         gains, floor = list(own.gains.values()), reference if rule.at_least is None else f"{rule.at_least:g}"
         interval = f" ± {Spread(race.spread, race.degrees).half_width(len(gains)):.2g}"
         fresh = "" if not sets_its_seed(self._journal.run) else ", though train(run) sets its seed itself"
         seeds = f"{len(gains)} fresh seed{'s' * (len(gains) != 1)}"
-        return f"{said}: {statistics.fmean(gains):+.3g}{interval} beside {floor} on {seeds}{fresh}"
+        return f"{said}: {statistics.fmean(gains):+.2g}{interval} beside {floor} on {seeds}{fresh}"
 
 
 def nothing_usable(run: History, folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:
