@@ -121,20 +121,20 @@ def _learned(found: Summary) -> list[str]:
     over = called(reference.name)
     beside = f"({own.own:.3f}, {over} {own.reference:.3f}{_seeds(found, own)})"
     by = fmt.difference(abs(own.difference))[1:]
-    larger = {"min": "higher", "max": "lower"}[found.objectives[found.objective]]
+    verdict = own.verdict if _apart(best, reference) else "same"  # system knobs change nothing that is learned
     said = {
         "same": f"at the same {objective} {beside}",
         "better": f"with {objective} better by {by} {beside}",
-        "worse": f"with {objective} {larger} by {by} {beside}",
+        "worse": f"with {objective} worse by {by} {beside}",
         "unknown": f"with {objective} {own.own:.3f} {beside.replace(f'{own.own:.3f}, ', '')}",
     }
     time = found.answers["best"].time
     reach = None if time is None else (time.own.median_s, time.reference.median_s)
     if reach is None or reach[0] is None or reach[1] is None:
-        return [said[own.verdict]]
+        return [said[verdict]]
     whose = f"{over}'s {objective}" if over != f"the {PLAIN}" else f"the {objective} of {over}"
     soon = f"and reaches {whose} in {duration(reach[0])} instead of {duration(reach[1])}"
-    return [said[own.verdict], soon]
+    return [said[verdict], soon]
 
 
 def _seeds(found: Summary, own: BesideToday | None) -> str:

@@ -65,7 +65,7 @@ class Race:
         self.reference_per_s, self._rule = max(reference_per_s, 1e-9), rule
         known = [list(one.gains.values()) for one in finalists if len(one.gains) > 1]
         squares = PRIOR_DEGREES * 2 * noise**2 + sum(statistics.variance(own) * (len(own) - 1) for own in known)
-        self.degrees = PRIOR_DEGREES + sum(len(own) - 1 for own in known)
+        self.degrees = max(1, PRIOR_DEGREES * (noise > 0) + sum(len(own) - 1 for own in known))
         """The degrees of freedom of `spread`."""
         self.spread = math.sqrt(squares / self.degrees)
         """The standard deviation of a difference between two configurations on one seed."""
