@@ -17,8 +17,8 @@ from tuning.stats.uncertainty import Gain, Spread, mean_half_width
 class BesideToday:
     """A quality and that of the reference: means over the same `seeds`, in the objective's own unit.
 
-    `half_width` is that of the 95 % interval of the mean difference, None below two seeds. Without a common seed
-    `seeds` is 0, and the means are of other ones. `is_fresh`: the seeds are not the search's, by which the
+    `half_width` is that of the 95 % interval of the mean difference, None if too few seeds tell it. Without a common
+    seed `seeds` is 0, and the means are of other ones. `is_fresh`: the seeds are not the search's, by which the
     configuration was chosen. `verdict` is unknown if nothing tells how much seeds differ.
     """
 
@@ -78,8 +78,8 @@ def answers(
 def beside(one: Named, reference: Named, objective: tuple[str, str], spread: Spread | None) -> BesideToday | None:
     """Returns the quality of a configuration beside the reference's, None if one of them is not known.
 
-    Better or worse is what differs by more than seeds do: the 95 % interval has no 0. It is made of what all pairs of
-    the run differ by, without that of these pairs alone.
+    It is better or worse if the 95 % interval of the difference has no 0. The interval is made of what all pairs of the
+    run vary by, else of these pairs if there are three: two may agree by chance.
     """
     mine, theirs = (of.quality.get(objective[0]) for of in (one, reference))
     if mine is None or theirs is None:
@@ -90,7 +90,8 @@ def beside(one: Named, reference: Named, objective: tuple[str, str], spread: Spr
         return BesideToday(mine.mean, theirs.mean, None, 0, is_fresh, "unknown")
     pairs = [(mine.by_seed[seed], theirs.by_seed[seed]) for seed in seeds]
     own, today = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-    reach = mean_half_width([a - b for a, b in pairs]) if spread is None else spread.half_width(len(pairs))
+    reach = mean_half_width([a - b for a, b in pairs]) if len(pairs) > 2 else None
+    reach = spread.half_width(len(pairs)) if spread is not None and spread.degrees > 1 else reach
     larger = own - today
     verdict: Literal["same", "better", "worse", "unknown"]
     if abs(larger) <= max(reach or 0.0, ROUNDING):

@@ -78,12 +78,12 @@ def answer(found: Summary) -> str:
 
 def _none_better(found: Summary) -> str:
     """Returns why the reference is the answer."""
-    asked = found.study.setting("pick", "goal")
     if not (count := found.trials_done):
         return "no probe was faster, and nothing else was trained"
     none = f"of {count} configurations none was" if count > 1 else "the one that was tried was not"
     again = f"; {len(found.confirmed)} of them were trained on fresh seeds" if len(found.confirmed) > 1 else ""
-    return f"{none} {'as fast and better' if asked == 'quality' else 'as good and faster'}{again}"
+    better = {"quality": "as fast and better"}.get(found.study.setting("pick", "goal"), "as good and faster")
+    return f"{none} {better}{again}"
 
 
 def _to_set(found: Summary, best: Named) -> str:
@@ -129,11 +129,10 @@ def _learned(found: Summary) -> list[str]:
         "unknown": f"with {objective} {own.own:.3f} {beside.replace(f'{own.own:.3f}, ', '')}",
     }
     time = found.answers["best"].time
-    reach = None if time is None else (time.own.median_s, time.reference.median_s)
-    if reach is None or reach[0] is None or reach[1] is None:
+    if time is None or time.own.median_s is None or time.reference.median_s is None:
         return [said[verdict]]
     whose = f"{over}'s {objective}" if over != f"the {PLAIN}" else f"the {objective} of {over}"
-    soon = f"and reaches {whose} in {duration(reach[0])} instead of {duration(reach[1])}"
+    soon = f"and reaches {whose} in {duration(time.own.median_s)} instead of {duration(time.reference.median_s)}"
     return [said[verdict], soon]
 
 

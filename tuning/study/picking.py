@@ -219,7 +219,8 @@ class PickStage:
         if own is None or not own.gains:
             return f"{said}, by the search's seed alone"
         gains, floor = list(own.gains.values()), reference if rule.at_least is None else f"{rule.at_least:g}"
-        interval = f" ± {Spread(race.spread, race.degrees).half_width(len(gains)):.2g}"
+        reach = Spread(race.spread, race.degrees).half_width(len(gains))
+        interval = f" ± {reach:.2g}" if race.degrees > 1 else ""
         fresh = "" if not sets_its_seed(self._journal.run) else ", though train(run) sets its seed itself"
         seeds = f"{len(gains)} fresh seed{'s' * (len(gains) != 1)}"
         return f"{said}: {statistics.fmean(gains):+.2g}{interval} beside {floor} on {seeds}{fresh}"

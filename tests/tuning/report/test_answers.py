@@ -116,6 +116,8 @@ def quality(*values, confirmed=True):
         ((0.95,), (0.90,), None, "unknown"),
         ((0.95,), (0.90,), Spread(0.01, 4), "better"),
         ((0.80, 0.95), (0.70, 0.70), Spread(0.01, 9), "better"),
+        ((0.91, 0.92), (0.90, 0.91), None, "unknown"),  # the two agree by chance
+        ((0.91, 0.92), (0.90, 0.91), Spread(0.0, 1), "unknown"),
         ((0.90,), (0.90,), None, "same"),
     ],
 )
