@@ -32,7 +32,7 @@ FASTER = 1.02
 LEAST_WORTH = 0.02
 """A search ends when no proposal is expected to make the pick faster by two per cent: fresh seeds are worth more then.
 
-Over 30 made-up tasks the answer was 1.61 times as fast as the reference, with 0.005 1.58 (docs/log/known_speeds.md).
+With 0.005 a simulated search had two trials more and the same answer (docs/log/known_speeds.md).
 """
 NOISE = (0.03, 0.5)
 """Bounds of the share of the variance of qualities that seeds make: with a dozen trials less is fitted noise."""
