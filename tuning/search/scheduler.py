@@ -402,8 +402,8 @@ class TrialScheduler:
     def _ratio(self, knobs: Mapping[str, Scalar]) -> float:
         """Returns how many times as fast as its probe a configuration trains.
 
-        A training lasts longer than a probe, whose speed varies by 14 % (docs/log/known_speeds.md). Trials that run side
-        by side slow each other down, so only groups without a probe have a ratio then.
+        A training lasts longer than a probe, whose speed varies by 14 % (docs/log/known_speeds.md). Trials side by side
+        slow each other down: then only groups without a probe have a ratio.
         """
         if own := self._ratios.get(group_of(knobs)):
             return statistics.geometric_mean(own)
