@@ -57,7 +57,7 @@ def answers(
 ) -> dict[str, AnswerView]:
     """Returns the pick, the best quality at no less than today's speed, and the best quality, by name.
 
-    Who is no better than the reference or an earlier one is left out. `objective` is its name and mode; `spread` is
+    An answer no better than the reference or an earlier one is left out. `objective` is its name and mode; `spread` is
     what two trainings differ by from seed to seed, None if not known.
     """
     found, sign = dict[str, AnswerView](), -1.0 if objective[1] == "min" else 1.0

@@ -91,7 +91,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
 def _found(card: Card, gpus: Sequence[Gpu]) -> Card:
     """Returns the card that "auto" stands for, with what a study would leave free as its reserve.
 
-    That is the one here that has least left, held to the memory that is asked for. More memory, or any without a card
+    It is the card here with the least free memory, held to the requested memory. More memory, or any without a card
     here, is that of a card that is not listed: a context is taken off it.
     """
     if card.name != "auto" or card.device == "cpu":

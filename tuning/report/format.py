@@ -158,7 +158,7 @@ def complete(config: Mapping[str, object]) -> dict[str, object]:
 def differing(config: Mapping[str, object], other: Mapping[str, object] | None) -> dict[str, object]:
     """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all without an `other`.
 
-    What is without effect in `other`, and at its default in `config`, is none of them.
+    A knob without effect in `other` is ignored if it is at its default in `config`.
     """
     if other is None:
         return dict(config)

@@ -82,7 +82,7 @@ class Confirming:
     def named(self, name: str, source: TrialView, labels: frozenset[str] = frozenset()) -> Named:
         """Returns what is known of the configuration that a trial or a probe ran, called `name`.
 
-        `labels` are the names of its trainings on fresh seeds, without any its own. What they learned is its quality;
+        `labels` are the names of its trainings on fresh seeds, without any its own. Their qualities are its quality;
         their speed is of the system knobs that they had, which need not be its own.
         """
         labels = labels or frozenset([name])
@@ -210,7 +210,7 @@ def judged(
 ) -> dict[str, Named]:
     """Returns them with what holds them back: in their last whole training, else window, else trial or probe.
 
-    `asked` are the knobs that a loop of one's own asks for, None for all.
+    `asked` are the knobs that a custom loop reads, None for all.
     """
     tried = {f"{n}={str(v).lower()}" for p in probes if p.outcome == "ok" for n, v in p.config.items()}
     found = dict(named)

@@ -175,14 +175,14 @@ def failed(views: Sequence[TrialView]) -> list[str]:
 
 
 def present(found: Summary) -> Mapping[str, Scalar] | None:
-    """Returns the user's present configuration, None without one: that of a workload of ours is nobody's at hand."""
+    """Returns the user's present configuration, None if unknown: that of a packaged workload is not theirs."""
     return found.named[BEFORE].config if BEFORE in found.named and found.ref not in available("workload") else None
 
 
 def same_sentence(found: Summary) -> str:
     """Returns that all trials and trainings came to the same quality, as where nothing is learned; else "".
 
-    Those that were stopped count by their last rung: a task that every training solves has some that lag behind.
+    Stopped trials count by their last rung: a task that every training solves has some that lag behind.
     """
     values = [t.values.get(found.objective) for t in found.trials if t.outcome == "ok"]
     again = [own for one in found.confirmed if (own := one.quality.get(found.objective))]

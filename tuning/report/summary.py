@@ -137,7 +137,7 @@ class Summary:
         return next((g for g in self.gains if (g.of, g.over) == (of, over)), None)
 
     def asks_for(self, knob: str) -> bool:
-        """Returns whether the workload reads the knob: a loop of one's own reads what it asks for, and batch sizes."""
+        """Returns whether the workload reads the knob: a custom loop reads the knobs it asks for, and batch sizes."""
         asked = self.study.asked
         return asked is None or knob in (*asked, "batch_size", "micro_batch_size")
 

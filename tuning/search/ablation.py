@@ -1,4 +1,4 @@
-"""What each knob is worth: configurations one knob apart, measured in windows that take turns (`search.confirm`).
+"""The worth of each knob: configurations one knob apart, measured in windows that take turns (`search.confirm`).
 
 At the best one knob at a time goes back to what it is today; at what is trained today one is set as in the best.
 """

@@ -151,7 +151,7 @@ def _entrants(
 def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], reference: str, race: Race) -> str:
     """Returns the fastest of the entrants in turns, the first without any turns; "" if the reference is faster.
 
-    Of those that are as fast, by what windows can tell, it is the one that is expected to be best.
+    If several are equally fast by their windows, it is the one with the best expected quality.
     """
     rates = {name: rate for name in [*entrants, reference] if (rate := median_rate(run, name))}
     measured = [name for name in entrants if name in rates]
@@ -409,7 +409,7 @@ def _warmed(
 ) -> dict[str, float]:
     """Returns the seconds of one window of each that is not measured, beside the window's own length.
 
-    What ran last in the process was something else, and the first time is slow. Left out with a note is who fails, and
+    The first window after another configuration is slow, and is not counted. Left out with a note is who fails, and
     who would, by its probe, not come to `LEAST_ROUNDS`, or leave no time for a round of those before it.
     """
     speeds, costs_s = Speeds(probed(journal.run.probes)), dict[str, float]()

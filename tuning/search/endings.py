@@ -28,7 +28,7 @@ _KEPT = (
 
 
 class Qualities:
-    """What trials came to in the first quality at their rungs and ends, by trial.
+    """The first quality of each trial at its rungs and at its end, by trial.
 
     From them comes what a stopped trial is guessed to have come to, and how a trial stands beside the reference.
     """

@@ -158,7 +158,7 @@ class ProbeStage:
         return place_of({**knobs, "batch_size": self._batch_size})
 
     def _rank(self, found: Probed | None) -> tuple[bool, float]:
-        """What fits only as a batch of one micro-step serves that size alone: the best only where nothing else fits."""
+        """A probe that fits only as one micro-step serves that size alone: the best only if nothing else fits."""
         if found is None:
             return False, 0.0
         return found.knobs.get("batch_size") == self._batch_size, found.samples_per_s

@@ -1,4 +1,4 @@
-"""What to train next when speeds are known: what would be faster than the pick of now, and may be as good as today.
+"""The choice of the next trial by known speeds: what would be faster than the pick of now, and may be as good as today.
 
 Speed is known before a trial begins, so the problem is one-sided. Quality is modelled by a Gaussian process over the
 searched knobs (scikit-learn's), and the next trial is the one of greatest worth: its chance of being as good as the
@@ -68,7 +68,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Known:
-    """What the next trial is chosen by: the reference's values and speed, the rule, and what was seen so far.
+    """The grounds of the next choice: the reference's values and speed, the rule, and what was seen so far.
 
     `reference_gains` are of its own trainings, each beside their mean, or beside the quality that the rule names. A
     configuration that was trained on several seeds is seen as often.

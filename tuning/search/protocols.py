@@ -16,7 +16,7 @@ Told = Callable[[Event], None]
 
 
 class Probes(Protocol):
-    """What times a configuration."""
+    """Times a configuration."""
 
     def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns the speed of the knobs, in samples a second, measured for `time_s`; less where it cannot win."""

@@ -38,7 +38,7 @@ def milestones(first: int, last: int, eta: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rung:
-    """What a rule is given: how a trial stands beside the reference at the same number of samples.
+    """The facts that a pruning rule is given: how a trial stands beside the reference at the same number of samples.
 
     `gain` is its quality less the reference's here, the larger the better, None if the reference has none here.
     `ended` are the gains here and at the end of each trial that passed here and came to its end. `may_lose` is the

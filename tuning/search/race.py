@@ -1,4 +1,4 @@
-"""Who is trained again beside the reference, and which configuration is the answer: pure decisions over paired gains.
+"""The finalists that are trained again beside the reference, and the answer: pure decisions over paired gains.
 
 The best of many values of one seed is too good on average. So the few configurations that may be the answer are trained
 again, seed by seed, on the same fresh seeds as the reference; what the search's model expects of each is updated by the
@@ -133,7 +133,7 @@ class Race:
     def admitted(self) -> list[str]:
         """Returns the finalists that may be the pick, the first the pick; none is slower than the reference.
 
-        Those are the ones that are fairly sure to be as good, the fastest first; if there is none, the one of the most
+        They are fairly sure to be as good, the fastest first; if there is none, the one of the most
         worth: its chance of being as good times the log of its speed. Under `goal="quality"` it is the best.
         """
         able = [one for name, one in self._finalists.items() if name != SYSTEM and self.is_admitted(name)]
@@ -155,7 +155,7 @@ class Race:
     def next_round(self, top: int, most_seeds: int) -> list[str]:
         """Returns whom to train on their next seed, the most valuable first; none once the pick is settled.
 
-        Those are the finalists that together promise the fastest pick, each with its chance of being good enough.
+        Together they promise the fastest pick, each with its chance of being good enough.
         """
         able = [n for n, one in self._finalists.items() if len(one.gains) < most_seeds and self.chance(n) > HOPELESS]
         able = [n for n in able if n != SYSTEM and self._finalists[n].samples_per_s >= self.reference_per_s]

@@ -1,4 +1,4 @@
-"""What is asked of the pick: as good as the reference, better than plain rules, and then the fastest.
+"""The requirements on the pick: as good as the reference, better than plain rules, and then the fastest.
 
 The reference is what the user trains today: `before`, else the plain defaults. Qualities are compared on the same
 seeds, as gains over the reference: positive if better, whether the objective is maximised or minimised.
@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a plain rule reaches without the model, such as the majority class: its name and its quality."""
+    """The quality of a plain rule without the model, such as the majority class: its name and its quality."""
 
     name: str
     value: float
@@ -84,7 +84,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a configuration's gain over the reference is expected to be: mean and standard error, at least 0."""
+    """The expected gain of a configuration over the reference: mean and standard error, at least 0."""
 
     gain: float
     error: float

@@ -36,7 +36,7 @@ NAN_IN_FP16 = "NaN or Inf under amp_dtype=fp16, whose largest number is 65,504; 
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """What the search may do: its most trials and its last moment (seconds of `clock`), None for no limit; its seed.
+    """The limits of the search: its most trials and its last moment (seconds of `clock`), None for no limit; its seed.
 
     `reference` is what is trained today, called `reference_name`; it is trained first, as it stands and to its end, and
     what the others are compared with. None: the plain defaults of the space.
@@ -128,7 +128,7 @@ class TrialScheduler:
     def next_trial(self) -> TrialRequest | None:
         """Returns the next trial to run: one that was interrupted first, else a new proposal; None at the end.
 
-        One that was interrupted is judged again: what was learned since may rule it out.
+        An interrupted trial is judged again: what was learned since may rule it out.
         """
         while self._again:
             pending = self._again.pop(0)
@@ -172,7 +172,7 @@ class TrialScheduler:
     def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Returns whether a trial that runs, or is about to, has time left and is still judged to fit.
 
-        One that has gone through the training split has met its longest samples, and is not judged again.
+        A trial that has seen the whole training split has met the longest samples, and is not judged again.
         """
         live = self._live.get(trial)
         if live is None:

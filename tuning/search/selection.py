@@ -89,7 +89,7 @@ def so_far(run: History) -> Pick | None:
 def fastest_probe(run: History) -> ProbeRecord | None:
     """Returns the fastest probe that learns what the first does: it differs in system knobs alone. None without any.
 
-    Of a file of the user's own it is the `before` that was probed, with the fastest system knobs of its speed group.
+    For a user's file it is the probed `before` with the fastest system knobs of its speed group.
     """
     own = [p for p in run.probes if not p.name and p.outcome == Outcome.OK]
     alike = [p for p in own if _learned(p.config) == _learned(own[0].config)]
@@ -136,7 +136,7 @@ def leader(run: History) -> TrialRecord | None:
 def pick(found: Sequence[TrialRecord], rule: Rule, today: float | None, today_per_s: float = 0.0) -> Pick | None:
     """Returns the pick over quality and speed by the rule; `today` is the reference's quality, None if not known.
 
-    None if no trial has a finite quality and speed. Of equally fast ones the better, then the earlier is taken.
+    None if no trial has a finite quality and speed. Ties in speed go to the better quality, then to the earlier trial.
     """
     judged = [t for t in found if t.samples_per_s and t.values.get(rule.objective) is not None]
     if not judged:

@@ -37,7 +37,7 @@ SAMPLES_PER_S = "samples_per_s"
 
 @dataclass(frozen=True)
 class Probed:
-    """What one probe found: its knobs, the seconds of a micro-step and of an optimiser step, samples a second, and the
+    """A probe's result: its knobs, the seconds of a micro-step and of an optimiser step, samples a second, and the
     seconds of a pass of so many samples beside its steps.
 
     `idle` are the knobs that had no effect: its first step was seen to run something else than they ask for, as with an
@@ -156,7 +156,7 @@ _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]
 
 
 class Speeds:
-    """What probes say of the speed of trials; `learn` takes what trials measured themselves."""
+    """The speed of trials by their probes; `learn` takes what trials measured themselves."""
 
     def __init__(self, probes: Sequence[Probed], *, is_alone: bool = False) -> None:
         """`is_alone` says that one trial trains at a time, so that no neighbour costs it anything.
@@ -228,7 +228,7 @@ class Speeds:
     def judged(self, knobs: Mapping[str, Scalar], measured: float | None) -> float | None:
         """Returns the speed that a trial is judged by: its probe's, else its own as it would be without neighbours.
 
-        That is times the median of probed over measured speed of the trials that have both.
+        The factor is the median of probed over measured speed of the trials that have both.
         """
         known = self.of(knobs)
         if known is not None or not measured:

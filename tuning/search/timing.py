@@ -78,7 +78,7 @@ def at_rate(samples_per_s: float, batch_size: int, micro_batch_size: int) -> Est
 def once_a_batch(steps: Sequence[MicroStep]) -> list[MicroStep]:
     """Returns the micro-steps, what those that end a batch take more than others of their work moved to the optimiser.
 
-    Where several devices train together they average gradients then. As they are where none or all end a batch.
+    Several devices that train together average gradients then. Unchanged if none or all of the steps end a batch.
     """
     others, last = ([s for s in steps if (s.optimizer_s is None) == goes_on] for goes_on in (True, False))
     if not (others and last):

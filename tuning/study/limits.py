@@ -152,7 +152,7 @@ class Limits:
         )
 
     def _can_shrink(self) -> bool:
-        """Returns whether a smaller micro-batch changes anything: not where a loop of one's own never asks for it."""
+        """Returns whether a smaller micro-batch changes anything: not if a custom loop never reads it."""
         asked = self._facts.asked
         return asked is None or "micro_batch_size" in asked
 
@@ -303,7 +303,7 @@ class Limits:
     def reference(self) -> tuple[str, Mapping[str, Scalar]]:
         """Returns the name and the knobs of what is trained today: `before`, else the plain defaults as they fit.
 
-        `before` of a workload of ours is nobody's at hand, unless it was typed.
+        The `before` of a packaged workload is not the user's, unless it was typed.
         """
         config, run = self._config, self._journal.run
         if (before := self.before()) is not None:

@@ -229,7 +229,7 @@ class PickStage:
 def nothing_usable(run: History, folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:
     """Returns the error for a study without a pick, with why most of its trials failed.
 
-    Where none was begun, it is why proposals were refused or probes failed; else search.max_time was over before.
+    If no trial began, it says why proposals were refused or probes failed; else search.max_time was over before.
     """
     trained = [(end.outcome, end.message) for end in run.searched if end.outcome != Outcome.REFUSED]
     refused = [(str(Outcome.REFUSED), refusal.reason) for refusal in run.refused]

@@ -195,7 +195,7 @@ def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, 
 
 
 def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
-    """Returns the configuration as a loop of one's own can honour it; any other unchanged.
+    """Returns the configuration as a custom loop can honour it; any other unchanged.
 
     Sizes of batches that it does not ask for are those that were seen. Raises ConfigError for a knob that is to be
     searched, or has been given a value, and that it never asks for.
