@@ -42,7 +42,7 @@ MODEL, RESULT = "model.safetensors", "result.json"
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """What was typed, checked as far as it can be without torch; lengths are None if none was.
+    """The typed options, checked as far as they can be without torch; lengths are None if none was.
 
     `typed` are the arguments, secrets masked.
     """
@@ -75,7 +75,7 @@ class TrainCommand:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: the configuration, for how many samples, and what was typed.
+    """The training to do: the configuration, for how many samples, and what was typed.
 
     `made_of` is what it rests on beside the configuration, by the words that a change is told in.
     """
@@ -140,7 +140,7 @@ def train(job: TrainingJob, session: Session, messages: Console, signals: StopSi
 
 
 def _weights(state: training.AnyState) -> bytes | None:
-    """Returns what was trained as a safetensors file; None of a loop of one's own that never showed its model."""
+    """Returns what was trained as a safetensors file; None of a custom loop that never showed its model."""
     if state.model is None:
         return None
     trained = checkpoint.trained_tensors(state.model, state.marks)
@@ -148,7 +148,7 @@ def _weights(state: training.AnyState) -> bytes | None:
 
 
 def _prepared(job: TrainingJob, session: Session, messages: Console) -> training.AnyState:
-    """Returns the run before its first step, or where its checkpoint left it; a loop of one's own has none."""
+    """Returns the run before its first step, or where its checkpoint left it; a custom loop has none."""
     plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.command.checkpoint_s))
     with telling(job.best):
         state = training.prepare(session.resident, session.config(job.best.knobs, job.command.seed), plan)

@@ -138,7 +138,7 @@ def _length(best: Best, command: TrainCommand, session: Session) -> int:
 
 
 def _pass_samples(best: Best, session: Session) -> int:
-    """Returns the samples of one pass over the data; a loop of one's own runs up to its first batch for that."""
+    """Returns the samples of one pass over the data; a custom loop runs up to its first batch for that."""
     config = session.config(best.knobs)
     if not isinstance(session.resident, OwnResident):
         return size_of(session.contract.dataset(config, "train"))

@@ -1,4 +1,4 @@
-"""What a card can hold and compute, and which knob values it therefore cannot honour."""
+"""The memory and the arithmetic of a card, and the knob values that it therefore cannot honour."""
 
 from __future__ import annotations
 

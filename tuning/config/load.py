@@ -47,7 +47,7 @@ PICK = {"pick.tolerance": "tolerance", "pick.at_least": "at_least", "pick.goal":
 def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref: KnobTable()) -> StudyConfig:
     """Returns the configuration that the command line asks for; raises ConfigError, having written nothing.
 
-    From here on the knobs of its workload are in use. Those of a workload of one's own are asked of `own_table`, only
+    From here on the knobs of its workload are in use. Those of a user's workload are asked of `own_table`, only
     where one is typed, as its file has to be imported.
     """
     typed = command_line.parse(argv, available("workload"))
@@ -82,7 +82,7 @@ def _meant(typed: Typed) -> Iterator[str]:
 
 
 def _own_table(ref: str, typed: Typed, table_of: Callable[[str], KnobTable]) -> KnobTable:
-    """Returns the table of a workload of one's own: without its own knobs, unless one of them may be typed."""
+    """Returns the table of a user's workload: without its own knobs, unless one of them may be typed."""
     parts = [key.split(".") for key in typed.values]
     names = {p[1] if p[0] == "knobs" else p[2] for p in parts if len(p) > {"knobs": 1, "named": 2}.get(p[0], 9)}
     if names <= set(KnobTable()):

@@ -127,7 +127,7 @@ def with_workload_defaults(
     before: Mapping[str, Scalar] | None = None,
     epochs: float | None = None,
 ) -> StudyConfig:
-    """Returns the configuration of a workload of one's own, completed with what its module declares.
+    """Returns the configuration of a user's workload, completed with what its module declares.
 
     What was typed wins over `default_space`, over the defaults in `options`, and over `before`, the configuration that
     gains are measured against; where there is none, those are the plain defaults. What is not searched has the value of
@@ -268,7 +268,7 @@ def check_whole(space: Space, trials: int | str) -> None:
 def checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any] | None, origins: Mapping[str, str]) -> Tree:
     """Returns the workload's options, each of the type of its default; None as a default takes any scalar.
 
-    `defaults` is None while a workload of one's own is not imported: then any name is taken.
+    `defaults` is None while a user's workload is not imported: then any name is taken.
     """
     for name, value in given.items():
         key = f"workload.{name}"

@@ -195,7 +195,7 @@ class ConfirmSection(Section):
 
 
 class BudgetSection(Section):
-    """What a study may spend; `train_epochs` of the training split is the horizon of a trial that is never stopped.
+    """The budget of a study; `train_epochs` of the training split is the horizon of a trial that is never stopped.
 
     "auto": as many as let all trials be trained in the time there is, or `PLANNED_TRIALS` of them where their number is
     "auto" too; one epoch without a limit.
@@ -238,7 +238,7 @@ class SearchSection(Section):
 
 
 class PickSection(Section):
-    """What the pick has to be: the fastest that is as good as what is trained today, the reference.
+    """The requirements on the pick: the fastest that is as good as what is trained today, the reference.
 
     `tolerance` is the quality that it may give up on purpose, as long as it beats the baselines: a number in the
     objective's own unit, or a text such as "2%", a share of the reference's quality. `at_least` names a quality in

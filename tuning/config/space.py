@@ -1,4 +1,4 @@
-"""What a study may try: each knob either has one value, or a `Choice`, or a `Range`.
+"""The values that a study may try: each knob either has one value, or a `Choice`, or a `Range`.
 
 Pure values, checked once when they are made: everything behind this module may trust them.
 """

@@ -87,7 +87,7 @@ def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def on_card(workload: str) -> dict[str, Any]:
-    """Returns the knobs that a packaged workload has for a CUDA device; {} of a workload of one's own."""
+    """Returns the knobs that a packaged workload has for a CUDA device; {} of a user's workload."""
     if workload not in available("workload"):
         return {}
     source = f"workload/{workload}.yaml"

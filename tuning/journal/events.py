@@ -110,7 +110,7 @@ def read_event(record: Record, at_s: float) -> Event:
 
 @dataclass(frozen=True)
 class StudyRecord(Event, event="study"):
-    """What is run, with which knobs, where, on what data and code; written again if the study learns more of it."""
+    """The workload of a study, its knobs, machine, data and code; written again if the study learns more of it."""
 
     id: str
     schema: int | None
@@ -183,7 +183,7 @@ class StageRecord(Event, event="stage"):
 
 @dataclass(frozen=True)
 class NoteRecord(Event, event="note"):
-    """What a person should know; `warns` is the subject if something is likely wrong."""
+    """A note for a person; `warns` is the subject if something is likely wrong."""
 
     text: str
     warns: str
@@ -264,7 +264,7 @@ class RefusedRecord(Event, event="refused"):
 
 @dataclass(frozen=True)
 class MeasuredRecord(Event):
-    """What a worker says of a configuration: `outcome` is one of `memory.oom.Outcome`, `message` why it failed.
+    """A worker's result for a configuration: `outcome` is one of `memory.oom.Outcome`, `message` why it failed.
 
     `spans` and `telemetry` say where the time went, `active` what the first step ran (`trainables.witness`).
     """
@@ -398,7 +398,7 @@ class RestartRecord(MeasuredRecord, event="restart"):
 
 @dataclass(frozen=True)
 class DecisionRecord(Event):
-    """What the executor did about a trial or its process, and why."""
+    """An action of the executor on a trial or its process, and the reason."""
 
     trial: str
     reason: str

@@ -80,7 +80,7 @@ class Journal:
 
     @property
     def records(self) -> list[Record]:
-        """What the journal holds, in the order of the lines."""
+        """The records of the journal, in the order of the lines."""
         return list(self._records)
 
     def append(self, kind: type[EventT], /, **fields: Any) -> EventT:

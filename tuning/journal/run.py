@@ -121,7 +121,7 @@ def is_cut(end: events.TrialRecord) -> bool:
 
 
 class History:
-    """What the records say of a run, whole or cut off at any of them; `add` takes one more."""
+    """The history of a run by its records, whole or cut off at any of them; `add` takes one more."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.events: list[events.Event] = []
@@ -303,7 +303,7 @@ class History:
     def unfinished(self) -> list[Trial]:
         """Returns the trials that run, or are to begin again, in the order in which they began.
 
-        One that the time has cut is among them once the study was given more.
+        A trial that the time has cut is among them once the study was given more.
         """
         return [trial for trial in self._open.values() if trial.is_open]
 

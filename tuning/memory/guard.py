@@ -1,7 +1,7 @@
-"""What fits, judged before it runs: one rule for the search and for `python -m tuning estimate`.
+"""Whether a configuration fits, judged before it runs: one rule for the search and for `python -m tuning estimate`.
 
-P(OOM) comes from the need of a memory group (`memory.need`) and a cap. What ran to its end is launched again, and what
-ran out of memory is not, whatever a profile says.
+P(OOM) comes from the need of a memory group (`memory.need`) and a cap. A configuration that ran to its end is admitted
+again, one that ran out of memory is not, whatever a profile says.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ In pointer four trainings ran out of memory after 0.2 to 0.3 s, where probes tak
 
 @dataclass(frozen=True)
 class FitVerdict:
-    """What to do with a configuration: launch it as it is, with the smaller `micro_batch`, or not at all.
+    """The decision on a configuration: launch it as it is, with the smaller `micro_batch`, or not at all.
 
     `predicted_bytes` and `p_oom` are of what is launched, or of what was asked where it is refused; None where nothing
     is known.
@@ -63,7 +63,7 @@ class FitVerdict:
 
 
 class MemoryGuard:
-    """What is known of memory, by group. Knowing more never refuses what has run to its end on a card or under a cap.
+    """The known memory needs, by group. Knowing more never refuses what has run to its end on a card or under a cap.
 
     `cap_bytes` is what tensors may take, None where there is no limit to judge by; then only observed OOMs refuse.
     To be told the same peak again changes nothing: of each group and micro-batch the largest counts, once.
@@ -188,7 +188,7 @@ class MemoryGuard:
     def _seen(self, group: MemoryGroup) -> tuple[int, int | None]:
         """Returns the largest micro-batch that fitted, 0 for none, and the smallest that did not.
 
-        What fits with gradients held fits without, and what does not fit without them does not with them.
+        If it fits with gradients held, it fits without; if it does not fit without them, it does not with them.
         """
         held, bare = _held(group), _held(group, False)
         failed = [m for c in (bare, group) if (m := self._failed.get(c)) is not None]

@@ -54,7 +54,7 @@ PredictGroups = Callable[[Sequence[Group]], Sequence[Prediction]]
 
 
 class Footprints(Protocol):
-    """What measures the memory of a configuration."""
+    """Measures the memory of a configuration."""
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns `parameter_bytes` and `optimizer_bytes`, what was `measured` as (micro-batch, peak bytes), and so

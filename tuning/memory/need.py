@@ -1,4 +1,4 @@
-"""What a memory group needs by micro-batch, and how likely that is more than a cap.
+"""The bytes that a memory group needs by micro-batch, and the probability that they exceed a cap.
 
 A need is read off a memory profile, corrected by the peaks that runs had. How far it can be off depends on how the
 profile was made (`MARGINS`); a normal distribution makes P(OOM) of that.

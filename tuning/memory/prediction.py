@@ -24,7 +24,7 @@ tell; the prediction's `notes` say why.
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is known of a step without running it: one trace or two in rising order, which give every other size."""
+    """The facts known of a step before it runs: one trace or two in rising order, which give every other size."""
 
     confidence: Confidence
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a training step needs by micro-batch size, as points with lines between them. Plain arithmetic: no torch."""
+"""The bytes of a training step by micro-batch size, as points with lines between them. Plain arithmetic: no torch."""
 
 from __future__ import annotations
 

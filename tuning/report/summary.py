@@ -98,7 +98,7 @@ class Summary:
     provisional: bool = False
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
     sets_its_seed: bool = False
-    """Whether trainings on fresh seeds had the search's, as a loop of one's own sets it."""
+    """Whether trainings on fresh seeds had the search's, as a custom loop sets it."""
     beside: int = 0
     """How many trials that ended are of configurations that the space lacks."""
 

@@ -34,7 +34,7 @@ class TrialView:
     named: str = ""
     """The reference, `before` or the plain defaults, if it was its training."""
     has_ended: bool = False
-    """A loop of one's own ended it before its horizon."""
+    """A custom loop ended it before its horizon."""
 
 
 def trial_views(run: History, objectives: Iterable[str]) -> list[TrialView]:

@@ -30,7 +30,7 @@ FEW_RATIOS = 3
 PROBES_DIFFER = 1.3
 """By how many times two probes of one configuration may differ: 1.4 standard deviations of the ratio of micro-steps."""
 LEAST_OPTIMIZER_FRAC = 0.01
-"""Of a micro-step: an optimiser step that took less costs nothing, or was not seen, as in some loops of one's own."""
+"""Of a micro-step: an optimiser step that took less costs nothing, or was not seen, as in some custom loops."""
 SAMPLES_PER_S = "samples_per_s"
 """The objective that every study has beside those of its workload."""
 

@@ -30,7 +30,7 @@ def mean_half_width(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """What paired differences of one seed vary by: their standard deviation, and how many degrees of freedom it has."""
+    """The spread of paired differences: their standard deviation, and how many degrees of freedom it has."""
 
     deviation: float
     degrees: int

@@ -23,7 +23,7 @@ CUT = "search.max_time was over"
 
 @dataclass(frozen=True)
 class Placed:
-    """A trial as an executor runs it: in a slot or alone, for the so-manieth time."""
+    """A trial as an executor runs it: in a slot or alone; `attempt` is 1 for its first try."""
 
     request: TrialRequest
     alone: bool = False

@@ -1,6 +1,6 @@
 """What of a machine makes trainings slow or fail without saying so: torch beside the driver, limits, threads, packages.
 
-For `doctor` alone, which may take its time: no study waits for these. What cannot be read is left out.
+For `doctor` alone, which may take its time: no study waits for these. A setting that cannot be read is left out.
 """
 
 from __future__ import annotations

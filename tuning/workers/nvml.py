@@ -184,7 +184,7 @@ def _parts(nvml: Any, handle: Any) -> list[tuple[Any, bool]]:
 def _named(nvml: Any, asked: str, count: int) -> list[tuple[Any, bool]]:
     """Returns a card or slice by its number or UUID, of which CUDA takes the beginning, too; raises NVMLError.
 
-    Of a card in MIG mode it is the first slice.
+    For a card in MIG mode it is the first slice.
     """
     if asked.isdigit():
         return _parts(nvml, nvml.nvmlDeviceGetHandleByIndex(int(asked)))[:1] if int(asked) < count else []

@@ -1,4 +1,4 @@
-"""The file of a workload of one's own, imported, as whoever reads a command line asks for it; torch comes with it."""
+"""The file of a user's workload, imported, as whoever reads a command line asks for it; torch comes with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def imported(ref: str) -> OwnWorkload | OwnLoop:
-    """Returns a workload of one's own; raises ConfigError for what it lacks, and for whatever its file raises."""
+    """Returns a user's workload; raises ConfigError for what it lacks, and for whatever its file raises."""
     from trainables import workload, workload_files  # here and below: `estimate` of one of ours does without torch
 
     try:
@@ -40,14 +40,14 @@ def has_own_loop(ref: str) -> bool:
 
 
 def own_table(ref: str) -> KnobTable:
-    """Returns the knobs of a workload of one's own; raises ConfigError as `imported` does."""
+    """Returns the knobs of a user's workload; raises ConfigError as `imported` does."""
     from trainables import workload
 
     return workload.table_of(imported(ref))
 
 
 def with_own(config: StudyConfig) -> StudyConfig:
-    """Returns the configuration with what the file of a workload of one's own says; its knobs are in use from here on.
+    """Returns the configuration with what the file of a user's workload says; its knobs are in use from here on.
 
     Raises ConfigError as `imported` does, and for what was typed and cannot be.
     """

@@ -1,6 +1,6 @@
 """A Ray cluster of the user's, joined because `cluster` says so, and left as it was found: only what is ours ends.
 
-Ray takes none of the settings of a cluster of one's own when it joins. The token is the user's, where Ray looks for it.
+Ray takes none of the settings of a user's cluster when it joins. The token is the user's, where Ray looks for it.
 """
 
 from __future__ import annotations

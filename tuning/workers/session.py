@@ -122,7 +122,7 @@ class Session:
         """Returns as `untrained` the objectives before any step, where the workload's hooks do what the loop asks of
         them; raises what is wrong.
 
-        It is empty where they are not defined, and of a loop of one's own, which `describe` has tried whole. What the
+        It is empty where they are not defined, and of a custom loop, which `describe` has tried whole. What the
         machine lacks, such as memory, is left to the measurements, which know what to do about it.
         """
         config = self.config(knobs)
@@ -251,7 +251,7 @@ class Session:
                 spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
                 if end := timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s):
                     break
-            if not steps:  # a loop of one's own ended by itself
+            if not steps:  # a custom loop ended by itself
                 found.update(outcome=str(Outcome.NO_RESULT), message="train(run) ended before its speed was known")
             else:
                 own_end = end or "the loop ended"

@@ -114,7 +114,7 @@ class Works:
 
 
 class SeenWorks:
-    """The work in each micro-step of a loop of one's own: all alike, but those smaller than the largest are not whole.
+    """The work in each micro-step of a custom loop: all alike, but those smaller than the largest are not whole.
 
     Which samples they hold is not known before they run. A loader of one size has two, with that of a pass's last
     batch: where there are more, or the smaller comes more than once a pass, it `varies`, and all are whole.

@@ -19,7 +19,7 @@ A RAM cache that does not fit is left out with any of them: the first slots may 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker must know to do any work of a study.
+    """The settings that a worker needs to do any work of a study.
 
     `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
     A process that has not answered for `hang_s` seconds counts as hung. Filling a RAM cache may take `cache_s`;
