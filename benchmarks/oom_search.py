@@ -30,7 +30,7 @@ import optuna
 
 from benchmarks.document import provenance
 from benchmarks.peers import suggested, tune_domain
-from trainables.knobs import KnobTable, Scalar, use
+from trainables.knobs import KnobTable, Scalar
 from trainables.our_knobs import ROWS
 from trainables.plan import Plan
 from tuning.config.schema import ProbeSection
@@ -38,7 +38,7 @@ from tuning.config.space import Choice, Space
 from tuning.journal.events import MeasuredRecord, StudyRecord
 from tuning.journal.format import Record
 from tuning.journal.records import Journal
-from tuning.memory.groups import guard, key_of, learn, micro_batch_of
+from tuning.memory.groups import guard, learn, need_of
 from tuning.memory.guard import MOST_P_OOM, MemoryGuard
 from tuning.memory.measure import MemoryStage
 from tuning.memory.oom import requested_bytes
@@ -52,8 +52,9 @@ WORKLOAD = str(Path(__file__).with_name("oom_workload.py"))
 SAMPLES, TRIALS = 128, 60
 CAP_BYTES = 20 * 2**20
 PLAN = Plan(samples=SAMPLES, milestones=(SAMPLES,), cap_bytes=CAP_BYTES)
-use(KnobTable({name: ROWS[name] for name in ("hidden_size", "dropout")}))  # those of the workload
-SPACE = Space.of(
+TABLE = KnobTable({name: ROWS[name] for name in ("hidden_size", "dropout")})
+"""The knobs of the workload."""
+SPACE = Space.parse(
     {
         "batch_size": [32, 64],
         "micro_batch_size": [4, 8, 16, 32, 64],
@@ -62,7 +63,8 @@ SPACE = Space.of(
         "activation_checkpointing": [False, True],
         "learning_rate": {"low": 1e-4, "high": 3e-2, "log": True},
         "weight_decay": {"low": 0.0, "high": 0.2},
-    }
+    },
+    TABLE,
 )
 WAYS = ("ours", "staged", "tune", "tpe")
 OBJECTIVES: Mapping[str, Any] = {"samples_per_s": "max", "loss": "min"}
@@ -95,7 +97,7 @@ class Watcher:
 
     def p_oom(self, knobs: Knobs) -> float | None:
         """Returns P(OOM) as known so far."""
-        return self.guard.p_oom(key_of(knobs), micro_batch_of(knobs))
+        return self.guard.p_oom(*need_of(knobs, TABLE))
 
     def hear(self, knobs: Knobs, found: Mapping[str, Any]) -> None:
         """Learns what came of it."""
@@ -106,7 +108,8 @@ def journal(machine: Machine, folder: Path) -> Journal:
     """Returns a new journal that says which card and device it is of."""
     opened = Journal.open(folder / "trials.jsonl", create=True)
     device = {"type": machine.session.setting.device}
-    opened.append(StudyRecord, card={"name": "virtual", "cap_bytes": CAP_BYTES}, device=device)
+    card = {"name": "virtual", "cap_bytes": CAP_BYTES}
+    opened.append(StudyRecord, card=card, device=device, knobs=TABLE.as_raw())
     return opened
 
 
@@ -212,7 +215,7 @@ def unfit_frac(machine: Machine) -> float:
     count = unfit = 0
     for cell in cells:
         knobs = SPACE.complete({**base, **dict(zip(names, cell, strict=True))})
-        key = (key_of(knobs), micro_batch_of(knobs))
+        key = need_of(knobs, TABLE)
         if key not in outcomes:
             outcomes[key] = machine.train(knobs)["outcome"]
         count += 1

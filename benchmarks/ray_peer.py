@@ -22,7 +22,6 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 from benchmarks.peers import tune_domain
-from trainables.knobs import use
 from trainables.plan import Plan
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
@@ -32,7 +31,7 @@ from tuning.journal.format import Record
 from tuning.search.pruner import milestones
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.selection import pick
-from tuning.study.setup import checked
+from tuning.study.setup import prepare_config
 from tuning.workers import machine
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.running_trial import RunningTrial
@@ -53,8 +52,7 @@ class Peer(tune.Trainable):
         self._session = Session(WorkerConfig(s["ref"], s["options"], s["device"], 1, s["cap_bytes"], s["seed"]))
         self._session.warm({})
         self._facts = self._session.describe({})
-        use(self._session.table)
-        self._space = Space.of(s["space"])
+        self._space = Space.parse(s["space"], self._session.table)
         self._trial: RunningTrial | None = None
         self._begin(config)
 
@@ -151,7 +149,7 @@ def _ended(name: str, measured: Mapping[str, Any], objective: str) -> TrialRecor
 def main(arguments: Sequence[str] | None = None) -> int:
     """Searches, prints the pick; returns 1 where no trial came to its end."""
     began = time.monotonic()
-    _, config = checked(load(list(sys.argv[1:] if arguments is None else arguments)))
+    _, config = prepare_config(load(list(sys.argv[1:] if arguments is None else arguments)))
     session = Session(WorkerConfig(config.workload.ref, dict(config.workload.options), "cpu", 1))
     ((objective, mode),) = session.resident.workload.objectives.items()
     seconds = (config.search.max_time_s or 240.0) - (time.monotonic() - began) - MARGIN_S

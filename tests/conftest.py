@@ -8,7 +8,6 @@ import ipaddress
 import os
 import socket
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ import psutil
 import pytest
 
 import tuning.workers  # noqa: F401  which Ray reads, before any test imports Ray
-from trainables import knobs
-from trainables.our_knobs import EVERY
 
 # Everything that a run of tests starts inherits it, however far it goes from us; its xdist workers too.
 SESSION = os.environ.setdefault("CARDTUNE_TEST_SESSION", uuid.uuid4().hex)
@@ -27,8 +24,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when transformers is imported
 # Read once, when torch is loaded. Two processes of tests with two threads each fight for two cores: an LSTM's test took
 # 79 s so and takes 1 s with a thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-knobs.use(EVERY)  # modules of tests make spaces as they are imported
 
 # Tiers that start servers of their own; their traffic is not only Python's, so the guard below would see half of it.
 OTHER_TIERS = ("ray", "fault", "browser", "gpu")
@@ -102,13 +97,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             print(f"\nleft behind: {process.pid} {' '.join(process.cmdline())[:200]}")
             process.kill()
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.fixture(autouse=True)
-def every_knob() -> Iterator[None]:
-    """Puts the knobs of all our workloads in use, as far as a test asks for no others, and takes back what it asked."""
-    with knobs.using(EVERY):
-        yield
 
 
 def is_local(family: int, address: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from trainables import draws
 from trainables.knob_columns import Knob
 from trainables.knobs import Knobs, Scalar
-from trainables.our_knobs import OURS, ROWS
+from trainables.our_knobs import EVERY, OURS, ROWS
 from trainables.workload import Config, Split
 from tuning.journal.events import StudyRecord
 from tuning.journal.format import Record
@@ -35,6 +35,11 @@ class Lines(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         values = self._values[index, : self._lengths[index]]
         return values, values.sum()
+
+
+def knobs_of(**values: Scalar) -> Knobs:
+    """Returns knobs with these values, by the table of all our workloads."""
+    return Knobs.of(values, EVERY)
 
 
 class Sums:
@@ -175,12 +180,12 @@ class FormulaProfiler:
 
     def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
         """Returns 100 MB and 10 MB a sample, half of it with checkpointing."""
-        per_sample = 5_000_000 if Knobs.of(knobs).activation_checkpointing else 10_000_000
+        per_sample = 5_000_000 if Knobs.of(knobs, EVERY).activation_checkpointing else 10_000_000
         return 100_000_000 + per_sample * micro_batch
 
     def micro_step_s(self, knobs: Mapping[str, Scalar]) -> float:
         """Returns 10 ms and 1 ms a sample; workers save 2 ms each, bf16 a third, checkpointing costs a fifth."""
-        own = Knobs.of(knobs)
+        own = Knobs.of(knobs, EVERY)
         seconds = 0.010 + 0.001 * min(own.micro_batch_size, own.batch_size) - 0.002 * own.num_workers
         seconds *= 2 / 3 if own.amp_dtype == "bf16" else 1.0
         return seconds * (1.2 if own.activation_checkpointing else 1.0)
@@ -194,7 +199,7 @@ class FormulaProfiler:
     def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns the formula's speed, or an OOM above the cap."""
         self.probed.append(dict(knobs))
-        own = Knobs.of(knobs)
+        own = Knobs.of(knobs, EVERY)
         micro = min(own.micro_batch_size, own.batch_size)
         peak = self.peak_bytes(knobs, micro)
         if self.cap_bytes is not None and peak > self.cap_bytes:
@@ -219,7 +224,7 @@ class FormulaProfiler:
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
     ) -> dict[str, Any]:
         """Returns a result whose error falls with the distance of the learning rate from 0.1."""
-        rate = Knobs.of(knobs).learning_rate
+        rate = Knobs.of(knobs, EVERY).learning_rate
         return {
             "outcome": "ok",
             "message": "",

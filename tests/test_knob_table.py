@@ -38,7 +38,7 @@ def test_every_row_has_every_column(name: str) -> None:
     assert row.asked_by in get_args(AskedBy)
     assert row.asked_by == "name" or name in OF_THE_LOOP
     assert set(row.remedies) <= set(get_args(Bound))
-    assert row.domain.check(row.default) == getattr(Knobs(), name)
+    assert row.domain.check(row.default) == EVERY.defaults[name]
     unseen = name in EVERY.own or name in ("learning_rate", "schedule", "warmup_frac", "empty_cache")
     assert (row.seen is None) == unseen
 
@@ -63,7 +63,7 @@ def test_values_of_other_columns_are_values_of_the_knobs(name: str) -> None:
     if row.requires:
         assert row.requires.knob in row.requires.example
     for measured in (Measured(True), Measured(False, cpu_frac=1.0, augment_frac=0.5)):
-        advised = [remedy(Knobs(), measured) for remedy in row.remedies.values()]
+        advised = [remedy(Knobs.of({}, EVERY), measured) for remedy in row.remedies.values()]
         assert all(value is None or row.domain.check(value) == value for value in advised)
 
 

@@ -288,7 +288,7 @@ def test_the_page_of_data_validates_on_aflw2000(folder: Path) -> None:
 def said_of(path: Path, options: dict[str, Any] = SMALL) -> str:
     """Returns what a person is told of a file: the error and its special remedy, "" where it is right."""
     try:
-        config = setup.checked(load([f"workload={path.name}"], own_table))[1]
+        config = setup.prepare_config(load([f"workload={path.name}"], own_table))[1]
         session = Session(WorkerConfig(path.name, options=options))
         session.warm({})
         session.describe({})

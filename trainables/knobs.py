@@ -1,42 +1,29 @@
 """The values of knobs, and the table of the knobs that a workload has.
 
-A `KnobTable` holds the rows of one workload: those of `trainables.loop_knobs`, and those that its file declares. A
-process uses one table at a time. Torch is not imported here, so that a configuration is checked before that import.
+A `KnobTable` holds the rows of one workload: those of `trainables.loop_knobs`, and those that its file declares. Torch
+is not imported here, so that a configuration is checked before that import.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
-from trainables.knob_columns import AskedBy, Domain, Kind, Knob, Memory, Requires, Scalar
+from trainables.knob_columns import AskedBy, Kind, Knob, Memory, Requires, Scalar
 from trainables.loop_knobs import OF_THE_LOOP, LoopKnobs
 
-__all__ = [
-    "OF_THE_LOOP",
-    "KnobTable",
-    "Knobs",
-    "ReadKnobs",
-    "Scalar",
-    "asked_by",
-    "domain_of",
-    "is_active",
-    "kind_of",
-    "table",
-    "use",
-    "using",
-]
+__all__ = ["LOOP", "OF_THE_LOOP", "KnobTable", "Knobs", "ReadKnobs", "Scalar", "asked_by"]
 
 
 class Knobs(LoopKnobs):
     """The values of one trial's knobs, immutable: those of the loop and, as further attributes, the workload's own."""
 
     def __init__(self, **values: Scalar) -> None:
-        self._fill(table(), values)
+        """Takes values of the loop's knobs alone, as in a workload without its own; raises ValueError as `of` does."""
+        self._fill(LOOP, values)
 
     def _fill(self, rows: KnobTable, values: Mapping[str, object]) -> None:
         held = self.__dict__
@@ -55,19 +42,20 @@ class Knobs(LoopKnobs):
                 raise ValueError(f"knob {name}: {error}") from None
 
     @classmethod
-    def of(cls, values: Mapping[str, object], rows: KnobTable | None = None) -> Knobs:
-        """Returns knobs with `values`, and all others at their defaults, by `rows` or by the table in use.
+    def of(cls, values: Mapping[str, object], rows: KnobTable) -> Knobs:
+        """Returns knobs with `values`, and all others of `rows` at their defaults.
 
         Raises ValueError for an unknown name, and for a value that its knob may not take.
         """
         knobs = cls.__new__(cls)
-        knobs._fill(table() if rows is None else rows, values)
+        knobs._fill(rows, values)
         return knobs
 
     @property
     def table(self) -> KnobTable:
-        """Returns the table of these values; in a loader process, which changes no knob, the table in use there."""
-        return cast(KnobTable, self.__dict__.get("_table") or table())
+        """Returns the table of these values; if they were pickled, for a process that changes no knob, the loop's."""
+        rows: KnobTable = self.__dict__.get("_table", LOOP)
+        return rows
 
     def as_dict(self) -> dict[str, Scalar]:
         """Returns every knob by name."""
@@ -175,6 +163,18 @@ class KnobTable(Mapping[str, Knob]):
         """Returns how many knobs there are."""
         return len(self._rows)
 
+    def whole(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns the values, and the defaults of all other knobs."""
+        return {**self.defaults, **values}
+
+    def is_active(self, name: str, values: Mapping[str, object]) -> bool:
+        """Returns False for a knob whose requirement is not met by `values`, such as a prefetch without workers.
+
+        True for an unknown name, which a record of another version may hold.
+        """
+        requires = self.requiring.get(name)
+        return requires is None or requires.met(values.get(requires.knob, self.defaults[requires.knob]))
+
     @cached_property
     def also_called(self) -> Mapping[str, str]:
         """Other names that people write -> the knob, for names that are not spelt alike."""
@@ -211,45 +211,5 @@ class KnobTable(Mapping[str, Knob]):
         return {name: row.as_raw() for name, row in self.own.items()}
 
 
-_in_use = KnobTable()
-
-
-def table() -> KnobTable:
-    """Returns the rows of the workload that this process works on; without one, those of the loop alone."""
-    return _in_use
-
-
-def use(rows: KnobTable) -> KnobTable:
-    """Makes `rows` the table in use of this process; returns the table before it."""
-    global _in_use
-    before, _in_use = _in_use, rows
-    return before
-
-
-@contextmanager
-def using(rows: KnobTable) -> Iterator[None]:
-    """Makes `rows` the table in use inside the block, such as to read a study of another workload."""
-    before = use(rows)
-    try:
-        yield
-    finally:
-        use(before)
-
-
-def kind_of(name: str) -> Kind:
-    """Returns how the knob may be searched: "system", "learning" or "both"."""
-    return table()[name].kind
-
-
-def domain_of(name: str) -> Domain:
-    """Returns the values the knob may take."""
-    return table()[name].domain
-
-
-def is_active(name: str, values: Mapping[str, object]) -> bool:
-    """Returns False for a knob whose requirement is not met by `values`, such as a prefetch without workers.
-
-    True for an unknown name, which a record of another version may hold.
-    """
-    requires = table().requiring.get(name)
-    return requires is None or requires.met(values.get(requires.knob, table().defaults[requires.knob]))
+LOOP = KnobTable()
+"""The table of a workload without its own knobs."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, precision
-from trainables.knobs import asked_by, table
+from trainables.knobs import asked_by
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted, Ended
 from trainables.workload import LoopError, blocks
@@ -44,9 +44,10 @@ class Run(Counted):
 
     def __getitem__(self, name: str) -> Any:
         """Returns the value of a knob; raises LoopError for an unknown name, with the most similar known one."""
-        values = self._state.config.knobs.as_dict()
+        knobs = self._state.config.knobs
+        values = knobs.as_dict()
         if name not in values:
-            near = table().also_called.get(name) or nearest(name, values)
+            near = knobs.table.also_called.get(name) or nearest(name, values)
             raise LoopError(
                 f"run[{name!r}]: there is no such knob: {f'did you mean run[{near!r}]?' if near else _DECLARE}"
             )

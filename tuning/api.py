@@ -21,7 +21,7 @@ import yaml
 
 from trainables import workload as contract
 from trainables import workload_files
-from trainables.knobs import Knobs, Scalar, table, using
+from trainables.knobs import Knobs, Scalar
 from tuning.cli import runs
 from tuning.cli.terminal import Terminal
 from tuning.config import best_file, yaml_files
@@ -145,8 +145,8 @@ class Result:
         return self._named(self.summary.named[name]) if name in self.summary.answers else None
 
     def _knobs(self, config: Config) -> dict[str, Any]:
-        with using(self.summary.table):
-            return {name: value for name, value in complete(config).items() if self.summary.asks_for(name)}
+        knobs = complete(config, self.summary.table)
+        return {name: value for name, value in knobs.items() if self.summary.asks_for(name)}
 
     def _named(self, one: Named) -> Configuration:
         quality = {name: found.mean for name, found in one.quality.items()}
@@ -178,9 +178,9 @@ class LoadedBest(best_file.Best):
 
     def config(self, device: str = "cpu") -> contract.Config:
         """Returns the configuration as the workload's methods take it, such as `workload.model(config)`."""
-        with using(contract.table_of(self.workload)):
-            knobs = Knobs.of(best_file.completed(self).knobs)
-            return contract.Config(knobs, dict(self.options), self.seed, device)
+        table = contract.table_of(self.workload)
+        knobs = Knobs.of(best_file.completed(self, table).knobs, table)
+        return contract.Config(knobs, dict(self.options), self.seed, device)
 
 
 def tune(
@@ -218,12 +218,11 @@ def tune(
     started = time.monotonic()
     terminal = Terminal(-1, out=io.StringIO()) if quiet else Terminal()
     workload_files.forget_files()  # a notebook's may have been written anew
-    with using(table()):
-        try:
-            terminal.begin(started)
-            folder = study.run(load(typed, own_table), terminal, started)
-        finally:
-            terminal.close()
+    try:
+        terminal.begin(started)
+        folder = study.run(load(typed, own_table), terminal, started)
+    finally:
+        terminal.close()
     return read_run(folder)
 
 

@@ -150,10 +150,9 @@ def main(argv: list[str] | None = None) -> int:
         from tuning.study import setup, study  # all that searches and measures, only now
 
         if validates:
-            _, config = setup.checked(config)
+            _, config = setup.prepare_config(config)
             left_out = config.dropped if verbose else sentences.left_out(config)
-            is_own = config.workload.ref not in available("workload")
-            tried = "; its code is tried when a study begins" * is_own
+            tried = "; its code is tried when a study begins" * (not config.workload.is_packaged)
             for text in [*left_out, f"the configuration is valid{tried}"]:
                 terminal.note(text)
             terminal.space(config)

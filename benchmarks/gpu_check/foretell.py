@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.place import Place
-from trainables.knobs import Scalar
+from trainables.knobs import LOOP, Scalar
 from tuning.memory.fitting import Kernels, fit, needed_bytes
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
@@ -72,7 +72,7 @@ def foretold(
 ) -> dict[str, dict[str, Any]]:
     """Returns confidence, notes and by micro-batch the peak's bytes of each coupling, by its label."""
     requests = [c.request(kernels, capability) for c in couplings]
-    answers = predict_all(requests, timeout_s=TIMEOUT_S, cache=cache)
+    answers = predict_all(requests, LOOP, timeout_s=TIMEOUT_S, cache=cache)
     return {
         coupling.label: {
             "confidence": answer.confidence,
@@ -102,7 +102,7 @@ def ladder(
 
     Each is {"micro_batch", "needed_bytes", "said"}; where not one fits, sizes 1 and 2. Empty without a prediction.
     """
-    prediction = predict_all([coupling.request(kernels, capability)], timeout_s=TIMEOUT_S, cache=cache)[0]
+    prediction = predict_all([coupling.request(kernels, capability)], LOOP, timeout_s=TIMEOUT_S, cache=cache)[0]
     if not prediction.traces:
         return []
     largest = fit({}, prediction, (1, 2), cap_bytes, kernels).largest or 0

@@ -16,6 +16,7 @@ from benchmarks.gpu_check.gauge import CAPACITY_TOLERANCE_FRAC, CPU_STEP_BYTES, 
 from benchmarks.gpu_check.kinds import GEMMA, GEMMA_SAMPLES, SMALL_GEMMA
 from benchmarks.gpu_check.place import Kept, OutOfTime, Place
 from benchmarks.memory_models import KINDS
+from trainables.knobs import LOOP
 from tuning.memory.allocator import STEP_BYTES
 from tuning.memory.fitting import TIGHT
 from tuning.memory.guard import MemoryGuard
@@ -145,6 +146,6 @@ def joined(real: Mapping[str, Any], said: Mapping[str, Any] | None, small: bool)
     step = max(CPU_STEP_BYTES if small else STEP_BYTES, int(CAPACITY_TOLERANCE_FRAC * real["capacity_bytes"]))
     point = Point(real["micro_batch"], peak["capacity_bytes"], peak["capacity_bytes"])
     profile = MemoryProfile(0, (point,), row["confidence"])
-    p_oom = MemoryGuard(real["capacity_bytes"] - step, {(): profile}).p_oom((), point.micro_batch) or 0.0
+    p_oom = MemoryGuard(real["capacity_bytes"] - step, {(): profile}, LOOP).p_oom((), point.micro_batch) or 0.0
     row["wrong"] = p_oom <= TIGHT
     return row

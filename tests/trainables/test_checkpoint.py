@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fakes import Followed, Sums
+from tests.fakes import Followed, Sums, knobs_of
 from trainables import checkpoint
 from trainables.knobs import Knobs
 from trainables.loop import State, prepare, train
@@ -19,7 +19,7 @@ from trainables.resident import Resident
 from trainables.stopwatch import Window
 from trainables.workload import Config, table_of
 
-KNOBS = Knobs(learning_rate=0.05, batch_size=16, micro_batch_size=4, dropout=0.3)
+KNOBS = knobs_of(learning_rate=0.05, batch_size=16, micro_batch_size=4, dropout=0.3)
 
 
 def begin() -> State:

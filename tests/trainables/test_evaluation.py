@@ -15,6 +15,7 @@ from tests.fakes import Sums
 from trainables import precision
 from trainables.knobs import Knobs
 from trainables.loop import State, prepare, train
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config
@@ -55,7 +56,7 @@ class Leaves(Seen):
 
 def run(workload: Seen, cap_bytes: int | None = NO_CAP, resident: Resident | None = None, **knobs: Any) -> State:
     """Returns the state after two evaluations."""
-    own = Knobs.of({"batch_size": 16, "micro_batch_size": MICRO_BATCH, "learning_rate": 0.05, **knobs})
+    own = Knobs.of({"batch_size": 16, "micro_batch_size": MICRO_BATCH, "learning_rate": 0.05, **knobs}, EVERY)
     plan = Plan(samples=64, milestones=(32, 64), cap_bytes=cap_bytes)
     state = prepare(resident or Resident(workload), Config(own), plan)
     for _ in train(state):

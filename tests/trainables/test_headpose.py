@@ -15,6 +15,7 @@ from trainables.data import rendered_heads
 from trainables.data.head_mesh import rotation
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config, blocks
@@ -46,7 +47,7 @@ def resident() -> Resident:
 def config(seed: int = 0, **knobs: Any) -> Config:
     """Returns a small configuration that uses every kind of randomness but dropout."""
     chosen = {"batch_size": 8, "micro_batch_size": 8, "dropout": 0.0, "learning_rate": 2e-3, "hidden_size": 32, **knobs}
-    return Config(Knobs.of(chosen), SMALL, seed=seed)
+    return Config(Knobs.of(chosen, EVERY), SMALL, seed=seed)
 
 
 def noise(count: int = 6, size: int = 16) -> FaceSample:

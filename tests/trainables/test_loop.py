@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.fakes import Adder, Followed, Noisy, Sums
+from tests.fakes import Adder, Followed, Noisy, Sums, knobs_of
 from trainables import loop
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
@@ -25,7 +26,7 @@ from trainables.workload import Config
 def run(plan: Plan, seed: int = 0, **knobs: object) -> tuple[loop.State, list[Window | Evaluation]]:
     """Returns the state after a whole run on the adding workload, and its events."""
     knobs = {"learning_rate": 0.05, "dropout": 0.0, "batch_size": 16, "micro_batch_size": 4, **knobs}
-    state = prepare(Resident(Sums()), Config(Knobs.of(knobs), seed=seed), plan)
+    state = prepare(Resident(Sums()), Config(Knobs.of(knobs, EVERY), seed=seed), plan)
     return state, list(train(state))
 
 
@@ -71,7 +72,7 @@ class Steep(Sums):
 def test_steps_that_fp16_skips_until_it_has_its_scale_are_in_the_first_window() -> None:
     for amp_dtype, skips in (("fp16", True), ("fp32", False)):
         knobs = {"learning_rate": 0.05, "dropout": 0.0, "batch_size": 16, "micro_batch_size": 4}
-        config = Config(Knobs.of({**knobs, "amp_dtype": amp_dtype}))
+        config = Config(Knobs.of({**knobs, "amp_dtype": amp_dtype}, EVERY))
         state = prepare(Resident(Steep()), config, Plan(samples=800, window_s=0.0))
         steps, scales = zip(*((w.steps, state.scaler.get_scale()) for w in windows_of(train(state))), strict=True)
         skipped = round(math.log2(65_536 / scales[0])) if skips else 0
@@ -105,7 +106,7 @@ def plainly_learned() -> list[float]:
 def noisy(plan: Plan, **knobs: object) -> tuple[loop.State, list[Window | Evaluation]]:
     """Returns the state after a whole run on the workload with an augmentation and phases, and its events."""
     knobs = {"learning_rate": 0.05, "dropout": 0.0, "batch_size": 16, "micro_batch_size": 4, **knobs}
-    state = prepare(Resident(Noisy()), Config(Knobs.of(knobs)), plan)
+    state = prepare(Resident(Noisy()), Config(Knobs.of(knobs, EVERY)), plan)
     return state, list(train(state))
 
 
@@ -180,7 +181,7 @@ def test_what_a_module_counts_in_begins_anew_with_every_trial() -> None:
         def model(self, config: Config) -> nn.Module:
             return Warming(config.knobs.dropout)
 
-    resident, config = Resident(Counting()), Config(Knobs(learning_rate=0.05, dropout=0.0))
+    resident, config = Resident(Counting()), Config(knobs_of(learning_rate=0.05, dropout=0.0))
     found = []
     for _ in range(2):
         state = prepare(resident, config, Plan(samples=128))
@@ -190,7 +191,7 @@ def test_what_a_module_counts_in_begins_anew_with_every_trial() -> None:
 
 
 def test_a_model_that_its_forward_pass_changes_starts_every_trial_as_at_first() -> None:
-    resident, config = Resident(Followed()), Config(Knobs(learning_rate=0.05, dropout=0.0))
+    resident, config = Resident(Followed()), Config(knobs_of(learning_rate=0.05, dropout=0.0))
     results = []
     for _ in range(3):
         state = prepare(resident, config, Plan(samples=128))
@@ -229,7 +230,7 @@ def test_what_a_module_keeps_in_plain_attributes_is_as_at_first_in_every_trial(k
         def model(self, config: Config) -> nn.Module:
             return Keeper(kept)
 
-    resident, config = Resident(Keeping()), Config(Knobs(learning_rate=0.05, dropout=0.0))
+    resident, config = Resident(Keeping()), Config(knobs_of(learning_rate=0.05, dropout=0.0))
     found = []
     for _ in range(3):
         state = prepare(resident, config, Plan(samples=128))
@@ -257,7 +258,7 @@ def test_an_objective_that_is_not_returned_is_named() -> None:
 
 
 def test_a_cap_raises_the_type_a_card_raises_and_the_next_run_is_unharmed() -> None:
-    resident, config = Resident(Sums()), Config(Knobs(learning_rate=0.05))
+    resident, config = Resident(Sums()), Config(knobs_of(learning_rate=0.05))
     free = prepare(resident, config, Plan(samples=64))
     list(train(free))
     peak = free.peak_allocated_bytes

@@ -12,10 +12,10 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.fakes import knobs_of
 from trainables import precision
 from trainables.data.nli_pairs import TextPair
 from trainables.frozen_linear import BLOCK_NUMBERS, LAYERS, FrozenLinear, Int8Linear
-from trainables.knobs import Knobs
 from trainables.workload import Config, WorkloadError, blocks
 from trainables.workloads import nli
 from trainables.workloads.nli import Classifier, Nli, Pairs, PairSample, last_token
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def gemma(folder: Path) -> Config:
     """The decoder path, DoRA on."""
-    return Config(Knobs(dropout=0.0, adapter_rank=4), {"model": str(folder), "data": str(folder)})
+    return Config(knobs_of(dropout=0.0, adapter_rank=4), {"model": str(folder), "data": str(folder)})
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_bert_in_a_folder_learns_on_the_encoder_path(tmp_path: Path) -> None:
     torch.manual_seed(0)
     bert = transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=2, **SIZES))
     source = str(save(tmp_path, bert))
-    config = Config(Knobs(dropout=0.0, adapter_rank=4), {"model": source, "data": source})
+    config = Config(knobs_of(dropout=0.0, adapter_rank=4), {"model": source, "data": source})
     losses = steps(Nli(), config, 20, 5e-3)
     assert losses[-1] < 0.5 * losses[0]
     assert len(Nli().dataset(config, "val")[0].rows) == 2
@@ -231,7 +231,7 @@ def test_positions_are_those_of_the_library_whether_packed_or_not(config: Any, d
     rows = [torch.randint(4, 30, (n,)).tolist() for n in (4, 9, 3, 5)]
     batch = Nli.collate([PairSample((r,), 0) if decoder else PairSample((r, r[:2]), 0) for r in rows])
     ids, mask = batch["input_ids"], batch["attention_mask"]
-    model = Classifier(backbone, 64, decoder, Knobs(dropout=0.0, sequence_packing=True)).eval()
+    model = Classifier(backbone, 64, decoder, knobs_of(dropout=0.0, sequence_packing=True)).eval()
     assert model.packs
     with torch.no_grad():
         packed, padded = model(ids, mask, batch["packing"]), model(ids, mask)
@@ -413,7 +413,7 @@ def test_masks_made_here_are_those_of_the_library(config: Any, decoder: bool, ki
     torch.manual_seed(0)
     backbone = transformers.AutoModel.from_config(config).eval()
     ids, mask = torch.randint(1, 30, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-    model = Classifier(backbone, 64, decoder, Knobs(dropout=0.0)).eval()
+    model = Classifier(backbone, 64, decoder, knobs_of(dropout=0.0)).eval()
     assert list(model._attention.values()) == [kinds]
     with torch.no_grad():
         theirs = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -430,7 +430,7 @@ def test_masks_made_here_are_those_of_the_library(config: Any, decoder: bool, ki
     ids=lambda config: config.model_type,
 )
 def test_a_model_that_masks_cannot_keep_to_its_row_is_not_packed(config: Any) -> None:
-    model = Classifier(transformers.AutoModel.from_config(config), 64, False, Knobs(sequence_packing=True))
+    model = Classifier(transformers.AutoModel.from_config(config), 64, False, knobs_of(sequence_packing=True))
     assert not model._attention
     assert not model.packs
 

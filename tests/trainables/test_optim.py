@@ -15,6 +15,7 @@ from tests.fakes import Sums
 from trainables import Knob, optim
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError, table_of
@@ -23,7 +24,9 @@ from trainables.workload import Config, WorkloadError, table_of
 def descend(**knobs: object) -> tuple[torch.optim.Optimizer, list[float]]:
     """Returns an optimiser after 60 steps towards 1, and the distance left after each."""
     weight = torch.nn.Parameter(torch.zeros(64, 128))
-    found = optim.built_in([{"params": [weight]}], Knobs.of({"weight_decay": 0.0, "learning_rate": 0.03, **knobs}))
+    found = optim.built_in(
+        [{"params": [weight]}], Knobs.of({"weight_decay": 0.0, "learning_rate": 0.03, **knobs}, EVERY)
+    )
     left = []
     for _ in range(60):
         loss = (weight - 1.0).square().sum() / 2
@@ -62,12 +65,12 @@ def test_the_bytes_of_the_state_are_those_of_the_optimiser(knobs: dict[str, Any]
         pytest.importorskip("bitsandbytes")
     model = torch.nn.Sequential(torch.nn.Linear(100, 90), torch.nn.Linear(90, 10))
     model[1].bias.requires_grad_(False)
-    own = optim.built_in([{"params": [p for p in model.parameters() if p.requires_grad]}], Knobs.of(knobs))
+    own = optim.built_in([{"params": [p for p in model.parameters() if p.requires_grad]}], Knobs.of(knobs, EVERY))
     for p in model.parameters():
         p.grad = torch.ones_like(p) if p.requires_grad else None
     own.step()
     tensors = {id(s): s for state in own.state.values() for s in state.values() if isinstance(s, torch.Tensor)}
-    assert optim.state_bytes(model, Knobs.of(knobs)) == sum(s.nbytes for s in tensors.values() if s.dim() > 0)
+    assert optim.state_bytes(model, Knobs.of(knobs, EVERY)) == sum(s.nbytes for s in tensors.values() if s.dim() > 0)
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(["linear", "cosine", "constant"]))

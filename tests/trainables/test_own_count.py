@@ -14,6 +14,7 @@ from tests.trainables.test_own_loop import HEAD, prepared
 from trainables import own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import OF_THE_LOOP, Knobs
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import Config, LoopError, WorkloadError, table_of
@@ -597,7 +598,7 @@ def train(run):
 """
     resident, remarks = own_loop.OwnResident(script(body)), []
     for at, learning_rate in enumerate(rates):
-        knobs = Knobs.of({"learning_rate": learning_rate, "batch_size": 8 * (at + 1) if "/" in rate else 8})
+        knobs = Knobs.of({"learning_rate": learning_rate, "batch_size": 8 * (at + 1) if "/" in rate else 8}, EVERY)
         state = own_loop.prepare(resident, Config(knobs, {}, 0, "cpu"), Plan(32, (16, 32)))
         list(own_loop.train(state))
         remarks.append(state.remark)

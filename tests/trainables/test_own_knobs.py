@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.fakes import Sums
 from trainables import Knob
-from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, ReadKnobs, is_active, table, using
+from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, ReadKnobs
 from trainables.our_knobs import OURS
 from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError, table_of
@@ -78,16 +78,16 @@ def test_each_of_ours_declares_what_the_command_line_knows_of_it() -> None:
 
 
 def test_what_a_workload_does_not_declare_is_no_knob_of_it() -> None:
-    with using(KnobTable(OWN)):
-        assert Knobs(channels=64).channels == 64
-        assert set(Knobs().as_dict()) == {*OF_THE_LOOP, *OWN}
-        for ours in ("hidden_size", "architecture", "adapter", "dropout"):
-            with pytest.raises(ValueError, match=f"{ours} is not a knob of this workload"):
-                Knobs.of({ours: 1})
-            with pytest.raises(AttributeError, match=f"{ours} is not a knob of this workload"):
-                getattr(Knobs(), ours)
-        with pytest.raises(ValueError, match="knob channels: expected one of 16, 32, 64, got 48"):
-            Knobs(channels=48)
+    rows = KnobTable(OWN)
+    assert Knobs.of({"channels": 64}, rows).channels == 64
+    assert set(Knobs.of({}, rows).as_dict()) == {*OF_THE_LOOP, *OWN}
+    for ours in ("hidden_size", "architecture", "adapter", "dropout"):
+        with pytest.raises(ValueError, match=f"{ours} is not a knob of this workload"):
+            Knobs.of({ours: 1}, rows)
+        with pytest.raises(AttributeError, match=f"{ours} is not a knob of this workload"):
+            getattr(Knobs.of({}, rows), ours)
+    with pytest.raises(ValueError, match="knob channels: expected one of 16, 32, 64, got 48"):
+        Knobs.of({"channels": 48}, rows)
 
 
 def test_a_knob_that_the_model_reads_makes_another_whatever_its_row_says() -> None:
@@ -126,17 +126,18 @@ def test_what_a_model_reads_of_a_configuration_that_it_keeps_counts_from_then_on
 
 def test_knobs_that_note_what_is_read_are_knobs_like_the_others() -> None:
     read: set[str] = set()
-    knobs = ReadKnobs(Knobs(batch_size=16), read)
-    assert (knobs.batch_size, knobs.as_dict(), knobs) == (16, Knobs(batch_size=16).as_dict(), Knobs(batch_size=16))
-    again = pickle.loads(pickle.dumps(knobs))  # noqa: S301  # our own bytes
+    plain = Knobs.of({"batch_size": 16}, KnobTable({"channels": OWN["channels"]}))
+    knobs = ReadKnobs(plain, read)
+    assert (knobs.batch_size, knobs.as_dict(), knobs) == (16, plain.as_dict(), plain)
+    again = pickle.loads(pickle.dumps(ReadKnobs(Knobs(batch_size=16), set())))  # noqa: S301  # our own bytes
     assert again.with_(batch_size=8) == Knobs(batch_size=8)
     assert copy.deepcopy(knobs).batch_size == 16
     with pytest.raises(AttributeError, match="not a knob of this workload"):
         getattr(knobs, "widht")  # noqa: B009
-    assert read == {"batch_size", *table().own}
+    assert read == {"batch_size", "channels"}
     read.clear()
     knobs.closed()
-    assert (type(knobs), knobs.batch_size, knobs, read) == (Knobs, 16, Knobs(batch_size=16), set())
+    assert (type(knobs), knobs.batch_size, knobs, read) == (Knobs, 16, plain, set())
 
 
 def test_two_workloads_in_one_process_keep_their_own() -> None:
@@ -144,25 +145,21 @@ def test_two_workloads_in_one_process_keep_their_own() -> None:
         KnobTable({"width": Knob(1, "both", low=1, high=8)}),
         KnobTable({"width": Knob("a", "both", values=("a", "b"))}),
     )
-    with using(one):
-        first = Config(Knobs(width=4))
-        with using(other):
-            assert Knobs().width == "a"
-            assert first.with_knobs(width=8).knobs.width == 8, "knobs that were made keep their table"
-            with pytest.raises(ValueError, match="knob width"):
-                first.with_knobs(width="b")
-        assert table() is one
+    first = Config(Knobs.of({"width": 4}, one))
+    assert Knobs.of({}, other).width == "a"
+    assert first.with_knobs(width=8).knobs.width == 8, "knobs keep their table"
+    with pytest.raises(ValueError, match="knob width"):
+        first.with_knobs(width="b")
 
 
 def test_knobs_are_values() -> None:
-    with using(KnobTable(OWN)):
-        one = Knobs(channels=64, mirror=True)
-        again = pickle.loads(pickle.dumps(one))  # noqa: S301  (a loader's process gets them so)
-        assert (again, again.as_dict(), hash(again)) == (one, one.as_dict(), hash(one))
-        assert one != Knobs()
-        with pytest.raises(AttributeError, match="with_"):
-            one.channels = 16
-        assert repr(one).startswith("Knobs(batch_size=32, ")
+    one = Knobs.of({"channels": 64, "mirror": True}, KnobTable(OWN))
+    again = pickle.loads(pickle.dumps(one))  # noqa: S301  (a loader's process gets them so)
+    assert (again, again.as_dict(), hash(again)) == (one, one.as_dict(), hash(one))
+    assert one != Knobs.of({}, KnobTable(OWN))
+    with pytest.raises(AttributeError, match="with_"):
+        one.channels = 16
+    assert repr(one).startswith("Knobs(batch_size=32, ")
 
 
 def test_columns_that_an_own_knob_leaves_out_follow_from_its_kind() -> None:
@@ -172,8 +169,7 @@ def test_columns_that_an_own_knob_leaves_out_follow_from_its_kind() -> None:
     assert found["mirror"] == ("group", "compute")
     rows = KnobTable(OWN)
     assert (rows.both[-1], rows.system[-1], rows.scaled) == ("channels", "mirror", ("channels",))
-    with using(rows):
-        assert is_active("channels", {})
+    assert rows.is_active("channels", {})
 
 
 @settings(deadline=None)

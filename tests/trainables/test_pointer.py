@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.fakes import knobs_of
 from trainables import draws
 from trainables.data.tours import euclidean, solved
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config, Split, WorkloadError
@@ -152,7 +154,7 @@ def augmented(batch: TourBatch, keys: Tensor | None = None, **knobs: Any) -> Tou
     """Returns the batch after augmentation; the tensors given stay as they are."""
     copies = {name: part.clone() for name, part in batch.items()}
     keys = draws.keys(0, 0, torch.arange(len(batch["rank"]))) if keys is None else keys
-    return PointerNet().augment(copies, keys, Config(Knobs.of(knobs)), "")
+    return PointerNet().augment(copies, keys, Config(Knobs.of(knobs, EVERY)), "")
 
 
 def edges(rank: Tensor) -> list[set[frozenset[int]]]:
@@ -214,7 +216,7 @@ class Mixed(PointerNet):
 @pytest.fixture(scope="module")
 def mixed() -> Config:
     """With dropout off."""
-    return Config(Knobs(hidden_size=16, dropout=0.0, batch_size=8, micro_batch_size=8, learning_rate=2e-3))
+    return Config(knobs_of(hidden_size=16, dropout=0.0, batch_size=8, micro_batch_size=8, learning_rate=2e-3))
 
 
 def trained(config: Config) -> tuple[Tensor, Tensor]:
@@ -279,4 +281,4 @@ def test_baselines_are_the_nearest_node_and_the_mean_over_all_tours(mixed: Confi
 
 def test_refuses_a_width_that_the_heads_do_not_divide() -> None:
     with pytest.raises(WorkloadError, match=r"knobs\.hidden_size=50: expected a multiple of 4, the attention heads"):
-        PointerNet().model(Config(Knobs(hidden_size=50)))
+        PointerNet().model(Config(knobs_of(hidden_size=50)))

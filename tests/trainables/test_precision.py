@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.fakes import Sums
+from tests.fakes import Sums, knobs_of
 from trainables import loop, precision
 from trainables.knobs import Knobs
 from trainables.plan import Plan
@@ -29,7 +29,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_tf32_leaves_convolutions_as_torch_has_them(on: bool, before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     monkeypatch.setattr(cudnn, "allow_tf32", before)
-    with precision.kernels(Knobs(tf32=on), CUDA):
+    with precision.kernels(knobs_of(tf32=on), CUDA):
         assert matmul.allow_tf32 is on
         assert cudnn.allow_tf32 is (on or before)
     assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, before)
@@ -50,7 +50,7 @@ def test_a_file_that_sets_tf32_the_newer_way_is_left_as_it_was(on: bool, newer_w
     matmul, convolution = newer_way
     with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
         _ = torch.backends.cudnn.allow_tf32
-    with precision.kernels(Knobs(tf32=on), CUDA):
+    with precision.kernels(knobs_of(tf32=on), CUDA):
         assert matmul.fp32_precision == "tf32", "what the file has set holds where the knob is off"
         assert convolution.fp32_precision == ("tf32" if on else "ieee")
     assert (matmul.fp32_precision, convolution.fp32_precision) == ("tf32", "ieee")
@@ -61,7 +61,7 @@ def test_cudnns_timing_that_a_file_has_asked_for_is_kept(
     theirs: bool, on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", theirs)
-    with precision.kernels(Knobs(cudnn_benchmark=on), CUDA):
+    with precision.kernels(knobs_of(cudnn_benchmark=on), CUDA):
         assert torch.backends.cudnn.benchmark is (theirs or on)
     assert torch.backends.cudnn.benchmark is theirs
 
@@ -87,7 +87,7 @@ def test_a_block_that_is_checkpointed_twice_is_what_it_was_behind_it() -> None:
     ],
 )
 def test_attention_falls_back_to_the_next_best_kernel(asked: str, order: list[SDPBackend]) -> None:
-    with precision.kernels(Knobs(sdpa_backend=asked), CPU):
+    with precision.kernels(knobs_of(sdpa_backend=asked), CPU):
         assert _cur_sdpa_kernel_backends(with_priority=True) == order
 
 
@@ -101,7 +101,7 @@ def test_gradients_that_cuda_graphs_accumulate_stay_in_place(
         return model
 
     monkeypatch.setattr(precision, "compiled", as_it_is)
-    knobs = Knobs(compile="reduce-overhead", batch_size=16, micro_batch_size=micro_batch_size, dropout=0.0)
+    knobs = knobs_of(compile="reduce-overhead", batch_size=16, micro_batch_size=micro_batch_size, dropout=0.0)
     state = loop.prepare(Resident(Sums()), Config(knobs), Plan(samples=160, window_s=0.0))
     seen: list[Any] = [
         [p.grad is not None and p.grad.data_ptr() for p in state.model.parameters()] for _ in loop.train(state)
@@ -115,8 +115,8 @@ def test_a_model_is_compiled_in_the_mode_of_the_knob(monkeypatch: pytest.MonkeyP
     calls: list[str] = []
     monkeypatch.setattr(torch, "compile", lambda model, mode: calls.append(mode) or model)
     model = nn.Linear(2, 2)
-    assert precision.compiled(model, Knobs(compile="default")) is model
-    assert precision.compiled(model, Knobs()) is model
+    assert precision.compiled(model, knobs_of(compile="default")) is model
+    assert precision.compiled(model, knobs_of()) is model
     assert calls == ["default"]
 
 
@@ -135,7 +135,7 @@ def test_a_trial_does_not_inherit_the_recompilations_of_another() -> None:
             found: torch.Tensor = error(model(batch["values"]), batch["target"])
             return found
 
-    resident, knobs = Resident(Compiles()), Knobs(batch_size=16, micro_batch_size=8, dropout=0.0)
+    resident, knobs = Resident(Compiles()), knobs_of(batch_size=16, micro_batch_size=8, dropout=0.0)
     for _ in range(2):
         made.append(0)
         list(loop.train(loop.prepare(resident, Config(knobs), Plan(samples=48))))
@@ -154,7 +154,7 @@ def test_under_fp16_a_fused_step_does_not_wait_for_the_device(fused: bool) -> No
                 read.append(str(op))
             return op(*args, **(kwargs or {}))
 
-    knobs = Knobs(amp_dtype="fp16", fused_optimizer=fused, batch_size=16, micro_batch_size=16, dropout=0.0)
+    knobs = knobs_of(amp_dtype="fp16", fused_optimizer=fused, batch_size=16, micro_batch_size=16, dropout=0.0)
     state = loop.prepare(Resident(Sums()), Config(knobs), Plan(samples=64, window_s=1e6))
     steps = loop.train(state)
     next(steps)  # the warm-up, which reads the scale

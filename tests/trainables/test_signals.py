@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from tests.fakes import knobs_of
 from trainables.data import npy_sequences
-from trainables.knobs import Knobs
 from trainables.loop import prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
@@ -42,7 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(folder: Path) -> Config:
     """A small model on the folder's recordings, half of the run for the encoder."""
-    knobs = Knobs(hidden_size=8, dropout=0.0, encoder_frac=0.5, batch_size=16, micro_batch_size=4, learning_rate=1e-2)
+    knobs = knobs_of(
+        hidden_size=8, dropout=0.0, encoder_frac=0.5, batch_size=16, micro_batch_size=4, learning_rate=1e-2
+    )
     return Config(knobs, {"data": str(folder)})
 
 
@@ -264,6 +266,6 @@ def test_part_of_the_data_and_a_part_held_out(config: Config, folder: Path) -> N
     train_, val = (Signals().dataset(few, split) for split in ("train", "val"))  # type: ignore[arg-type]
     assert (len(train_), len(val)) == (10, 10)
     assert not {r.path for r in train_.recordings} & {r.path for r in val.recordings}
-    one = Config(Knobs(hidden_size=8, encoder_frac=0.5), {**few.options, "max_train_samples": 2})
+    one = Config(knobs_of(hidden_size=8, encoder_frac=0.5), {**few.options, "max_train_samples": 2})
     batch = Signals().augment(batch_of(one, 0, 1), keys_of(2), one, "encoder")
     assert len(batch["others"]) == 1  # two samples are one reference and its other choice

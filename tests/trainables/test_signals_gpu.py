@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fakes import knobs_of
 from trainables import batches, draws
 from trainables.data import npy_sequences
-from trainables.knobs import Knobs
 from trainables.workload import Config
 from trainables.workloads.signals import Signals
 
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Config:
     rng = np.random.default_rng(0)
     arrays = [("train", "ab"[i % 2], f"{i:02d}", rng.normal(size=(1 + i % 12, 4))) for i in range(40)]
     npy_sequences.write(tmp_path, [*arrays, ("val", "a", "0", np.ones((1, 4)))])
-    return Config(Knobs(hidden_size=32, dropout=0.0, encoder_frac=0.5), {"data": str(tmp_path)})
+    return Config(knobs_of(hidden_size=32, dropout=0.0, encoder_frac=0.5), {"data": str(tmp_path)})
 
 
 @pytest.fixture

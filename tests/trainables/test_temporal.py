@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainables.data.errors import DataError
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
@@ -54,7 +55,7 @@ def resident() -> Resident:
 
 def config(options: dict[str, Any], seed: int = 0, **knobs: Any) -> Config:
     values = {"hidden_size": 16, "batch_size": 32, "micro_batch_size": 32, "learning_rate": 3e-3, "dropout": 0.0}
-    return Config(Knobs.of({**values, **knobs}), options, seed)
+    return Config(Knobs.of({**values, **knobs}, EVERY), options, seed)
 
 
 def logits(model: nn.Module, windows: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from tests.fakes import Lines, Noisy, Sums
 from trainables import loop, precision
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
@@ -95,7 +96,7 @@ SMALL = {"batch_size": 8, "micro_batch_size": 4, "hidden_size": 8, "dropout": 0.
 
 def active(workload: Workload, device: str = "cpu", **knobs: object) -> dict[str, Any]:
     """Returns what the first step of a run of two steps was seen to run."""
-    config = Config(Knobs.of({**SMALL, **knobs}), device=device)
+    config = Config(Knobs.of({**SMALL, **knobs}, EVERY), device=device)
     state = prepare(Resident(workload), config, Plan(samples=2 * config.knobs.batch_size, window_s=0.0))
     assert state.active == {}
     list(train(state))
@@ -181,7 +182,7 @@ def test_a_cache_in_ram_reads_every_sample_once() -> None:
     reads = {}
     for cached in (False, True):
         Counting.reads = 0
-        state = prepare(Resident(Counted()), Config(Knobs.of({**SMALL, "ram_cache": cached})), Plan(samples=192))
+        state = prepare(Resident(Counted()), Config(Knobs.of({**SMALL, "ram_cache": cached}, EVERY)), Plan(samples=192))
         list(train(state))
         assert state.active["samples_in_ram"] is cached
         reads[cached] = Counting.reads
@@ -208,7 +209,9 @@ def test_phases_and_decays_are_those_of_the_run() -> None:
 
 @pytest.mark.slow
 def test_a_compiled_run_is_warm_after_its_second_step_and_was_compiled() -> None:
-    state = prepare(Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"})), Plan(samples=64, window_s=0.0))
+    state = prepare(
+        Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"}, EVERY)), Plan(samples=64, window_s=0.0)
+    )
     windows = [w for w in train(state) if isinstance(w, Window)]
     assert [w.steps for w in windows] == [2, 1, 1, 1, 1, 1, 1]
     assert state.active["compiled_graphs"] >= 1
@@ -220,7 +223,7 @@ def test_a_cap_on_the_cpu_keeps_a_run_from_being_compiled_and_that_is_seen(monke
     compiled = {}
     for cap_bytes in (None, 1 << 40):
         plan = Plan(samples=32, cap_bytes=cap_bytes)
-        state = prepare(Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"})), plan)
+        state = prepare(Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"}, EVERY)), plan)
         list(train(state))
         compiled[cap_bytes] = state.active["compiled_graphs"] > 0
     assert compiled == {None: True, 1 << 40: False}
@@ -228,7 +231,7 @@ def test_a_cap_on_the_cpu_keeps_a_run_from_being_compiled_and_that_is_seen(monke
 
 def test_watching_changes_neither_what_is_learned_nor_the_bytes_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained() -> tuple[list[Tensor], int]:
-        state = prepare(Resident(Pictures()), Config(Knobs.of({**SMALL, "dropout": 0.2})), Plan(samples=32))
+        state = prepare(Resident(Pictures()), Config(Knobs.of({**SMALL, "dropout": 0.2}, EVERY)), Plan(samples=32))
         list(train(state))
         return [p.detach() for p in state.model.parameters()], state.peak_allocated_bytes
 
@@ -242,7 +245,7 @@ def test_watching_changes_neither_what_is_learned_nor_the_bytes_counted(monkeypa
 @functools.cache
 def weights(device: str = "cpu", **knobs: object) -> list[Tensor]:
     """Returns the weights after four steps on the pictures."""
-    config = Config(Knobs.of({**SMALL, **knobs}), device=device)
+    config = Config(Knobs.of({**SMALL, **knobs}, EVERY), device=device)
     state = prepare(Resident(Pictures()), config, Plan(samples=4 * config.knobs.batch_size))
     list(train(state))
     return [p.detach().cpu() for p in state.model.parameters()]
@@ -309,7 +312,7 @@ def test_system_knobs_of_a_card_learn_the_same(change: dict[str, object]) -> Non
 def test_memory_kept_by_the_allocator_is_handed_back_before_a_run() -> None:
     for released in (False, True):
         torch.empty(1 << 26, device="cuda")  # 256 MB, dropped at once and kept by the allocator
-        config = Config(Knobs.of({**SMALL, "empty_cache": released}), device="cuda")
+        config = Config(Knobs.of({**SMALL, "empty_cache": released}, EVERY), device="cuda")
         prepare(Resident(Pictures()), config, Plan(samples=8))
         assert (torch.cuda.memory_reserved() < 1 << 28) is released
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainables.knobs import Scalar, use
+from trainables.knobs import Scalar
 from tuning.cli.runs import with_id
 from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
@@ -58,12 +58,11 @@ def main(argv: Sequence[str]) -> int:
     run = History(read(folder / JOURNAL)[0])
     require_known(run.study, folder)
     found = summary.of_run(run)
-    use(found.table)
     if found.best is None:
         raise NoUsableTrial(f"run {asked.id} has no best configuration yet", remedy=f"python -m tuning show {asked.id}")
     best, reference = found.best.config, found.reference
     today, name = (reference.config, reference.name) if reference else ({}, PLAIN)
-    changes, idle = ablation.changes(best, today, name)
+    changes, idle = ablation.changes(best, today, found.table, name)
     messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
     if not changes:
         alike = f"the best of run {folder.name} and {name} differ in nothing that changes speed"
@@ -72,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
             print(json.dumps({"device": None, "ablation": [], "idle": idle}))
         return 0
     changes, setting = _only(changes, asked.only), _setting(folder, run)
-    turns = ablation.turns({"best": best, name: today}, changes)
+    turns = ablation.turns({"best": best, name: today}, changes, found.table)
     budget = ConfirmSection.model_construct(windows=asked.rounds, window_s=asked.window, seeds=1, top=1)
     minutes = math.ceil(windows_s(budget, len(turns)) / 60)
     line(messages, f"{len(turns)} configurations, {asked.rounds} rounds, about {minutes} minutes")

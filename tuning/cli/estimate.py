@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from trainables.knobs import Knobs, Scalar
-from tuning.config.choices import available
+from tuning.config.complete import with_declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import option_fault
@@ -31,7 +32,7 @@ from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
 from tuning.workers import machine, nvml
 from tuning.workers.doctor import choose_devices
-from tuning.workers.own_workload import has_own_loop, own_table, with_own
+from tuning.workers.own_workload import declared, has_own_loop, own_table
 
 DESCRIPTION = """\
 Says what fits a card, without one: the predicted peak of a training step, by micro-batch, type of autocast,
@@ -84,19 +85,21 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     began = time.monotonic()
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():  # what their file prints
         config = load(asked.settings, own_table)
-        if config.workload.ref not in available("workload"):
+        if not config.workload.is_packaged:
             config = _with_own(config)
     choose_devices(config)
     about = question(config, asked.kernels, nvml.gpus())
     cache = None if asked.no_cache else default_cache()
-    answer = answered(about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache)))
+    limit_s: float = asked.timeout
+    ask = functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=cache)
+    answer = answered(about, predicts or ask)
     answer["seconds"] = time.monotonic() - began
     if asked.json:
         print(json.dumps(answer))
     else:
         console = Console(highlight=False)
         with console.capture() as captured:
-            console.print(*estimate_lines.shown(answer, console.width), sep="\n")
+            console.print(*estimate_lines.shown(answer, console.width, about.table), sep="\n")
         print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
     return 0 if any(row["cells"] for row in answer["rows"]) else 1
 
@@ -108,7 +111,7 @@ def _with_own(config: StudyConfig) -> StudyConfig:
             f"workload={ref} has a loop of its own: its memory cannot be predicted, and nothing was measured",
             remedy=f"python -m tuning.run workload={ref} search.trials=0, which measures it in probes",
         )
-    return with_own(config)
+    return with_declared(config, declared(ref))
 
 
 def answered(about: Question, predicts: Predict) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterat
     base = {**about.knobs, **smallest.knobs}
     together: dict[str, Scalar] = {}
     least = smallest.cells[0].needed_bytes
-    for changes, cost in _cheaper(base, about.read):
+    for changes, cost in _cheaper(Knobs.of(base, about.table), about.read):
         knobs = {**base, **together, **changes}
         cells = fit(knobs, predicts([_request(about, knobs)])[0], [1], about.usable_bytes, about.kernels).cells
         if cells and cells[0].needed_bytes < least * (1 - LEAST_SAVING_FRAC):
@@ -178,9 +181,8 @@ def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterat
                 return
 
 
-def _cheaper(base: Mapping[str, Scalar], read: Sequence[str]) -> Iterator[tuple[dict[str, Scalar], str]]:
+def _cheaper(own: Knobs, read: Sequence[str]) -> Iterator[tuple[dict[str, Scalar], str]]:
     """Yields changes that need less memory with what each costs."""
-    own = Knobs.of(base)
     if not own.activation_checkpointing:
         yield {"activation_checkpointing": True}, "about a third more compute"
     if own.amp_dtype == "fp32":

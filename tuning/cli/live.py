@@ -75,7 +75,7 @@ def settings(found: progress.Progress) -> Text | None:
     """Returns what is to be set for the best so far; None where there is none, or it is not known yet."""
     if found.best is None or not found.best.config:
         return None
-    chosen = " ".join(fmt.settings(found.best.config)) or "the defaults"
+    chosen = " ".join(fmt.settings(found.best.config, found.table)) or "the defaults"
     return Text(f"* {plain(found.best.name)}: {chosen}", style="green")
 
 
@@ -173,7 +173,7 @@ def _state(row: StageRow, used_s: float) -> str:
 def _unlike(row: StageRow, found: progress.Progress) -> Iterator[str]:
     """Yields the knobs of a row that are not those of the best, which stand below the table."""
     if not row.is_best:
-        yield from fmt.unlike(row.config, {} if found.best is None else found.best.config)
+        yield from fmt.unlike(row.config, {} if found.best is None else found.best.config, found.table)
 
 
 def _whole_s(seconds: float) -> str:

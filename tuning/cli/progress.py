@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from trainables.knobs import KnobTable
+from trainables.our_knobs import EVERY
 from tuning.cli import eta
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal.events import Config, MeasuredRecord
@@ -70,6 +72,8 @@ class Progress:
     faster: float | None = None
     reference: str = ""
     card: str = ""
+    table: KnobTable = field(default_factory=lambda: EVERY)
+    """The knobs of the study."""
 
     @property
     def best(self) -> StageRow | None:
@@ -104,6 +108,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
         faster=_faster(reference, rows, run, stage),
         reference=reference,
         card=next((words for record in measured if (words := card_words(record.telemetry))), ""),
+        table=run.table,
     )
 
 
@@ -141,7 +146,7 @@ def _faster(name: str, rows: Sequence[StageRow], run: History, stage: str) -> fl
     a probe.
     """
     probe = next((probe for probe in reversed(run.probes) if probe.name == name), None)
-    is_best = probe is not None and any(row.is_best and not unlike(row.config, probe.config) for row in rows)
+    is_best = probe is not None and any(row.is_best and not unlike(row.config, probe.config, run.table) for row in rows)
     if not name or is_best:
         return None
     theirs = None if probe is None else probe.samples_per_s
@@ -210,7 +215,7 @@ def _now_s(run: History) -> float:
 
 def _trials(run: History, objective: str) -> Iterator[StageRow]:
     ended = {one.trial: one for one in trial_views(run, [objective])}
-    best, speeds = _best(run), Speeds(probed(run.probes))
+    best, speeds = _best(run), Speeds(probed(run.probes, run.table), run.table)
     for name in dict.fromkeys([*(trial.id for trial in run.begun), *ended]):
         trial = run.trials[name]
         if trial.starts and (not trial.ends or trial.ends[-1].seq < trial.starts[-1].seq):

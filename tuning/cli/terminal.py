@@ -151,7 +151,7 @@ class Terminal:
                 earlier = self._stands(self._run.before(made.seq))
             if isinstance(made, events.TrialRecord):
                 made = replace(made, values=self._run.trials[made.trial].values)
-            said = text.event(made, earlier.best, found.objective, _count(found))
+            said = text.event(made, earlier.best, self._run.table, found.objective, _count(found))
             self._say(labelled([said])) if said else None
 
     def space(self, config: StudyConfig) -> None:

@@ -17,7 +17,6 @@ from safetensors.torch import save as save_tensors
 
 from trainables import checkpoint, loop, training
 from trainables.files import SHARED, write_whole
-from trainables.knobs import table
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
@@ -103,9 +102,9 @@ def train(job: TrainingJob, session: Session, messages: Console, signals: StopSi
     begun_at = state.samples
     with TrainingBar(messages, job.samples, state.samples) as bar:
         windows, values = _run(job, state, signals, bar, messages)
-    plain = table().defaults  # best.yaml holds every knob; one at its default asks for nothing
+    plain = session.table.defaults  # best.yaml holds every knob; one at its default asks for nothing
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
-    for said in runtime_check.disagreements(asked, state.active):
+    for said in runtime_check.disagreements(asked, state.active, session.table):
         line(messages, f"note: {said}")
     if said := getattr(state, "remark", ""):
         line(messages, f"note: {said}")

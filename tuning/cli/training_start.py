@@ -16,7 +16,6 @@ from rich.console import Console
 
 from trainables import checkpoint, garbage, own_loop
 from trainables.batches import fork_workers, size_of
-from trainables.knobs import use
 from trainables.own_loop import OwnResident
 from trainables.source import source_hash
 from trainables.workload import WorkloadError
@@ -27,7 +26,7 @@ from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
 from tuning.config.choices import available
 from tuning.config.errors import ConfigError
-from tuning.config.resolve import checked_options
+from tuning.config.resolve import check_options
 from tuning.journal.runs import versions
 from tuning.report import text
 from tuning.workers import fingerprint, machine, nvml
@@ -54,8 +53,7 @@ def begin(best: Best, command: TrainCommand) -> int:
             ends.enter_context(_held(command.out))
             session = _session(best, command.device)
             ends.callback(session.peers.end)
-            use(session.table)
-            best = best_file.completed(best)
+            best = best_file.completed(best, session.table)
             job = _job(best, command, session, messages)
             result = train(job, session, messages, signals)
     except Interrupted as interrupted:
@@ -112,7 +110,7 @@ def _session(best: Best, device: str) -> Session:
         raise ConfigError(what[:400], remedy=f"{where}, or install what it needs") from error
     declared = dict(getattr(session.resident.workload, "options", {}))
     try:
-        checked_options(best.options, declared, {})
+        check_options(best.options, declared, {})
     except ConfigError as error:
         raise ConfigError(f"{best.path}: {error.what}", allowed=error.allowed, remedy=error.remedy) from None
     return session

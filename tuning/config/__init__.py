@@ -1,1 +1,1 @@
-"""What is asked for: files, command line, schema, search space, cards, errors."""
+"""The configuration of a study: files, command line, schema, search space, cards, completion; and the errors."""

@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def write_text(path: Path, text: str) -> Path:
     """Returns `path`, which now holds `text` and was at no moment half written.
 
-    Raises ConfigError where `path` is a symbolic link or a folder, or cannot be written; StoppedEarly where the disk is
+    Raises ConfigError if `path` is a symbolic link or a folder, or cannot be written; StoppedEarly if the disk is
     full.
     """
     if path.is_symlink():
@@ -52,7 +52,7 @@ def unwritable(folder: Path) -> str:
 def folder(path: Path, key: str) -> Iterator[None]:
     """Makes a folder for what is written inside the block; what was made here and stays empty is removed again.
 
-    Raises ConfigError that names `key` where nothing can be written there.
+    Raises ConfigError that names `key` if nothing can be written there.
     """
     made = [p for p in (path, *path.parents) if not p.exists()]
     try:

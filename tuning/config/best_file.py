@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainables.knobs import Knobs, Scalar, table
+from trainables.knobs import Knobs, KnobTable, Scalar
 from trainables.our_knobs import EVERY
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError, allowed_by
@@ -34,14 +34,14 @@ class WorkloadPart(_Part):
 
 
 class TrainPart(_Part):
-    """How it was trained: samples seen (None where the run did not say), and the seed."""
+    """How it was trained: samples seen (None if the run did not say), and the seed."""
 
     samples: int | None = Field(ge=1)
     seed: int = Field(ge=0)
 
 
 class SpeedPart(_Part):
-    """Samples a second of whole trainings, or of windows where there are none, or of a probe.
+    """Samples a second of whole trainings, or of windows if there are none, or of a probe.
 
     `spread` is the half-width of the 95 % interval of their mean, None with fewer than three. The windows are those in
     which configurations took turns: for comparing them, not for what a training will show.
@@ -55,7 +55,7 @@ class SpeedPart(_Part):
 
 
 class QualityPart(_Part):
-    """One objective; `interval` is where one new run is expected, `method` what that rests on."""
+    """One objective; `interval` is the range that is expected of a new run, `method` what it rests on."""
 
     mean: float
     interval: list[float] | None = Field(min_length=2, max_length=2)
@@ -91,7 +91,7 @@ class TodaySecondsPart(_Part):
 
 
 class TodayPart(_Part):
-    """The configuration beside the reference, which is what is trained today."""
+    """The configuration compared with the reference, which is what is trained today."""
 
     reference: str
     objective: str
@@ -100,14 +100,14 @@ class TodayPart(_Part):
 
 
 class MeasuredPart(_Part):
-    """What was measured, and on what."""
+    """Measurements of the configuration, and the device they were made on."""
 
     samples_per_s: SpeedPart
     quality: dict[str, QualityPart]
     samples: int | None = None
-    """Where trainings ended by themselves, the samples that they came to, in the mean."""
+    """The mean samples of trainings that ended by themselves, None if none did."""
     beside_today: TodayPart | None = None
-    """Of an answer; earlier versions had none."""
+    """None for a configuration that is no answer, and in files of earlier versions."""
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
     target: str = ""
@@ -128,7 +128,7 @@ class ComparedPart(_Part):
 
 
 class ProvenancePart(_Part):
-    """Where it comes from."""
+    """The study and the versions that a file comes from."""
 
     study: str
     trial: str
@@ -177,13 +177,13 @@ class Best:
 
 
 def text_of(body: Mapping[str, Any], source: str) -> str:
-    """Returns the text of a file with this body, which lacks its sha256 alone; raises ConfigError where it is wrong."""
+    """Returns the text of a file with this body, which lacks its sha256 alone; raises ConfigError if it is wrong."""
     plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"})
     return yaml_files.dump({**plain, "sha256": _sha256(plain)})
 
 
 def read(path: Path) -> Best:
-    """Returns the configuration in a best.yaml; raises ConfigError naming key, value and remedy where it is not one.
+    """Returns the configuration in a best.yaml; raises ConfigError naming key, value and remedy if it is none.
 
     A body that does not match its sha256 was edited by hand: that is allowed, and is said in `warnings`.
     """
@@ -195,7 +195,7 @@ def read(path: Path) -> Best:
     if found.status == "unconfirmed":
         again = f"python -m tuning.run resume={found.provenance.study}"
         said = f"{path.name} is the best so far, and was not trained again on fresh seeds; {again} does that"
-        warnings.append(f"{said}, with a larger search.max_time where that was spent")
+        warnings.append(f"{said}, with a larger search.max_time if that was spent")
     if found.status == "not repeated":
         warnings.append(
             f"{path.name} came to much less on fresh seeds than in the search: train longer, and search again"
@@ -212,15 +212,16 @@ def read(path: Path) -> Best:
     )
 
 
-def completed(best: Best) -> Best:
-    """Returns it with every knob of the workload whose table is in use, those not named at their defaults.
+def completed(best: Best, table: KnobTable) -> Best:
+    """Returns it with every knob of its workload's table, those not named at their defaults.
 
     Knobs of ours that this workload lacks, as after its file was given an optimiser of its own, are left out, with a
     warning. Raises ConfigError for other names that are no knobs, and for values that a knob may not take.
     """
-    lacking = [name for name in best.knobs if name not in table() and name in EVERY]
+    lacking = [name for name in best.knobs if name not in table and name in EVERY]
     try:
-        knobs = Knobs.of({name: value for name, value in best.knobs.items() if name not in lacking}).as_dict()
+        own = {name: value for name, value in best.knobs.items() if name not in lacking}
+        knobs = Knobs.of(own, table).as_dict()
     except ValueError as error:
         raise ConfigError(f"{best.path}: knobs: {error}", remedy=REMEDY) from None
     said = f"{best.path.name} sets {', '.join(lacking)}, which the workload does not have: left out"

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainables.knob_columns import Scalar, refusal, word
-from trainables.knobs import domain_of, table
+from trainables.knob_columns import Knob, Scalar, refusal, word
+from trainables.knobs import KnobTable
 from tuning.config.errors import ConfigError
 from tuning.config.space import Choice, Space
 
@@ -17,7 +17,7 @@ HERE = ("auto", "cpu")
 """Cards that are this machine itself: `card.memory_gib` may hold them to less memory, and nothing is emulated."""
 
 CONTEXT_BYTES = 600 * 2**20
-"""What a process takes of a CUDA device beside its tensors: context, kernels, library handles."""
+"""The memory of a CUDA device that a process takes in addition to its tensors: context, kernels, library handles."""
 
 DeviceType = Literal["auto", "cpu", "cuda"]
 AMP_DTYPES = ("fp32", "bf16", "fp16")
@@ -27,9 +27,9 @@ AMP_DTYPES = ("fp32", "bf16", "fp16")
 class Card:
     """One accelerator, real or virtual: `memory_bytes` as the driver states them, None for no limit.
 
-    `reserve_bytes` are not ours to allocate (CUDA context, display, ECC); `capability` is CUDA's, None where it does
-    not apply or is not known; `device` is where it runs, "auto" until the study has looked; `cores` are the processor's
-    that are its share, None until then.
+    `reserve_bytes` are not ours to allocate (CUDA context, display, ECC); `capability` is CUDA's, None if it does
+    not apply or is not known; `device` is the type it runs on, "auto" until the study has looked; `cores` is its share
+    of the processor's cores, None until then.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Card:
     def unlisted(self) -> Card:
         """Returns the card that card=auto with a memory stands for without a GPU: one less a CUDA context.
 
-        Any other card is returned as it is. Raises ConfigError where the context leaves nothing.
+        Any other card is returned as it is. Raises ConfigError if the context leaves nothing.
         """
         if self.name != "auto" or self.memory_bytes is None:
             return self
@@ -80,34 +80,25 @@ class Card:
         return replace(self, name=f"unlisted-{gib}-gib", reserve_bytes=reserve_bytes)
 
 
-def refuse(card: Card, knobs_values: Mapping[str, object]) -> str | None:
-    """Returns why the card cannot honour one of the knob values, or None where it can honour all."""
-    for name, value in knobs_values.items():
-        reason = refusal(table()[name], value, card)
-        if reason is not None:
-            return reason
-    return None
-
-
 def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, list[str]]:
     """Returns the space without the values the card cannot honour, and one sentence for each value dropped.
 
-    Raises ConfigError where such a value is of a knob in `asked`, the knobs that a person typed. What "auto" stood for
-    is no value that anybody gave, and goes without a word.
+    Raises ConfigError if the knob of such a value is in `asked`, the knobs that a person typed. Values of "auto" are
+    left out without a sentence: nobody gave them.
     """
     space = _open(space, card).settled(card.cores)
     parameters, fixed, dropped = dict(space.parameters), dict(space.fixed), list[str]()
     for name in [*space.parameters, *space.fixed]:
         given = space.fixed[name] if name in space.fixed else space.parameters[name]
         values = given.values if isinstance(given, Choice) else (given,)
-        reasons = {v: reason for v in values if (reason := refusal(table()[name], v, card)) is not None}
+        reasons = {v: reason for v in values if (reason := refusal(space.table[name], v, card)) is not None}
         if not reasons:
             continue
         for value, reason in reasons.items():
             if name in asked:
                 raise ConfigError(
                     f"knobs.{name}={word(value)} cannot be had with card={card.name}: {reason}",
-                    allowed=", ".join(word(v) for v in _honoured(card, name, values)),
+                    allowed=", ".join(word(v) for v in _honoured(card, space.table[name], values)),
                     remedy=f"leave out knobs.{name}, or name another card",
                 )
             dropped.append(f"knobs.{name}={word(value)} is left out: {reason}")
@@ -118,49 +109,51 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
             fixed[name] = kept[0]
         elif kept:
             parameters[name] = Choice(tuple(kept))
-    return Space(parameters, fixed), dropped
+    return replace(space, parameters=parameters, fixed=fixed), dropped
 
 
 def _open(space: Space, card: Card) -> Space:
     """Returns the space with "auto" standing for no more than the card honours."""
-    found = dict(space.parameters)
+    parameters = dict(space.parameters)
     for name, given in space.parameters.items():
         if isinstance(given, Choice) and given.auto:
-            kept = tuple(v for v in given.values if refusal(table()[name], v, card) is None)
-            found[name] = Choice(kept, auto=True)
-    return Space(found, space.fixed)
+            kept = tuple(v for v in given.values if refusal(space.table[name], v, card) is None)
+            parameters[name] = Choice(kept, auto=True)
+    return replace(space, parameters=parameters)
 
 
-def honoured(card: Card, values: Mapping[str, Scalar], label: str) -> tuple[dict[str, Scalar], list[str]]:
+def honoured(
+    card: Card, values: Mapping[str, Scalar], label: str, table: KnobTable
+) -> tuple[dict[str, Scalar], list[str]]:
     """Returns the knob values of a named configuration that the card can honour, and a sentence for each other.
 
     `label` is the configuration's key, such as "named.after"; what is left out keeps the knob's default.
     """
-    reasons = {n: reason for n, v in values.items() if (reason := refusal(table()[n], v, card)) is not None}
+    reasons = {n: reason for n, v in values.items() if (reason := refusal(table[n], v, card)) is not None}
     sentences = [f"{label}.{n}={word(values[n])} is left out: {reason}" for n, reason in reasons.items()]
     return {n: v for n, v in values.items() if n not in reasons}, sentences
 
 
-def lacking(card: Card, dropped: Sequence[str]) -> tuple[dict[str, dict[str, list[str]]], list[str]]:
+def lacking(card: Card, dropped: Sequence[str], table: KnobTable) -> tuple[dict[str, dict[str, list[str]]], list[str]]:
     """Returns what is missing here of what was dropped, and the sentences that are about something else.
 
-    By what is needed ("a CUDA device"), then by where it was asked ("knobs", "named.after"), the names of the knobs.
+    The names of the knobs are grouped by what is needed ("a CUDA device"), then by section ("knobs", "named.after").
     """
-    found: dict[str, dict[str, list[str]]] = {}
+    missing: dict[str, dict[str, list[str]]] = {}
     others = []
     for sentence in dropped:
         key, _, rest = sentence.partition("=")
-        (where, _, name), value = key.rpartition("."), rest.partition(" is left out: ")[0]
-        rules = table()[name].rules if name in table() else ()
+        (section, _, name), value = key.rpartition("."), rest.partition(" is left out: ")[0]
+        rules = table[name].rules if name in table else ()
         lacks = (r.needs for r in rules for v in r.values if word(v) == value and r.why_not(card, v) is not None)
         needs = next(lacks, "")
         if needs:
-            found.setdefault(needs, {}).setdefault(where, []).append(name)
+            missing.setdefault(needs, {}).setdefault(section, []).append(name)
         else:
             others.append(sentence)
-    return found, others
+    return missing, others
 
 
-def _honoured(card: Card, name: str, values: tuple[object, ...]) -> list[object]:
-    known: tuple[object, ...] = domain_of(name).values
-    return [v for v in dict.fromkeys((*values, *known)) if refusal(table()[name], v, card) is None]
+def _honoured(card: Card, row: Knob, values: tuple[object, ...]) -> list[object]:
+    known: tuple[object, ...] = row.domain.values
+    return [v for v in dict.fromkeys((*values, *known)) if refusal(row, v, card) is None]

@@ -1,4 +1,4 @@
-"""What was typed: `key=value` texts, checked as text before any parser sees them, and the value each one holds.
+"""The command line: `key=value` texts, checked as text before any parser sees them, and the value each one holds.
 
 Keys that choose a file (`workload=nli`) are told from keys that give a value (`knobs.num_workers=2`).
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import domain_of, table
+from trainables.knobs import KnobTable
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError
 from tuning.config.space import near_knob, shown
@@ -109,14 +109,14 @@ def choose_workload(value: str, available: Collection[str]) -> WorkloadRef:
     return WorkloadRef(choose("workload", value, available), value, packaged=True)
 
 
-def unknown_key(key: str, text: str, known: Collection[str]) -> ConfigError:
+def unknown_key(key: str, text: str, known: Collection[str], table: KnobTable) -> ConfigError:
     """Returns the error for a key that nothing reads, with the one that was probably meant."""
     section, _, last = key.rpartition(".")
     what = f"{_short(f'{key}={text}')}: there is no setting {_short(key)}"
     endings = [k for k in sorted(known, key=len) if k.rpartition(".")[2] == last]
     near = endings or difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.7)
-    if not near and near_knob(last).startswith("did you mean"):
-        return ConfigError(what, remedy=near_knob(last))
+    if not near and (remedy := near_knob(last, table)).startswith("did you mean"):
+        return ConfigError(what, remedy=remedy)
     if near:
         return ConfigError(what, remedy=f"did you mean {near[0]}={_short(text)}?")
     siblings = sorted(k for k in known if k.rpartition(".")[0] == section) or [*GROUPS, "search.trials", "knobs.<name>"]
@@ -152,9 +152,9 @@ def is_text(key: str) -> bool:
     return key in TEXT_KEYS or key in GROUPS or key.startswith("workload.")
 
 
-def value_of(key: str, text: str) -> Any:
+def value_of(key: str, text: str, table: KnobTable) -> Any:
     """Returns what was typed for a key: a scalar, list or mapping of YAML; an option of a workload is one scalar, text
-    where it is in quotes.
+    if it is in quotes.
 
     Raises ConfigError for what cannot be read, and for several values without brackets.
     """
@@ -173,11 +173,11 @@ def value_of(key: str, text: str) -> Any:
         remedy = f"such as [8,64] or {{low: 8, high: 64}}; for text, add quotes: '{key}=\"...\"'"
         raise ConfigError(f"{said}: {error}", allowed="a value, a list, a range", remedy=remedy) from None
     if isinstance(value, str) and "," in value and text.strip()[0] not in "'\"":
-        raise _several(key, text)
+        raise _several(key, text, table)
     return value
 
 
-def _several(key: str, text: str) -> ConfigError:
+def _several(key: str, text: str, table: KnobTable) -> ConfigError:
     """Returns the error for a comma outside brackets: a decimal comma, or several values."""
     point = text.replace(",", ".") if re.fullmatch(r"[-+]?[0-9]+,[0-9]+", text.strip()) else ""
     what = f"{key}={shown(text)}: a comma parts several values"
@@ -187,7 +187,7 @@ def _several(key: str, text: str) -> ConfigError:
         )
     choices = "<value>,<value>" if "(" in text else shown(text)
     name = key.removeprefix("knobs.")
-    is_decimal = point and name in table() and domain_of(name).type is float
+    is_decimal = point and name in table and table[name].domain.type is float
     remedy = f"{key}={point} with a decimal point, or {key}=[<value>,<value>] to search two values"
     return ConfigError(f"{what}; one study searches a list", remedy=remedy if is_decimal else f"{key}=[{choices}]")
 

@@ -1,4 +1,4 @@
-"""What the environment of a process that trains on a CPU holds, here and wherever a configuration is taken."""
+"""The environment of a process that trains on a CPU, here and on any machine that takes a configuration."""
 
 from __future__ import annotations
 

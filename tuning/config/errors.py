@@ -40,7 +40,7 @@ _ALLOWED = {
 class TuningError(Exception):
     """One clear error: what is wrong, the value, what is allowed, what to do.
 
-    `what` names the file or key first and holds the value where there is one; `allowed` and `remedy` are one line each.
+    `what` names the file or key first, and the value if there is one; `allowed` and `remedy` are one line each.
     """
 
     exit_code: ClassVar[int] = 1
@@ -98,7 +98,7 @@ class NoUsableTrial(TuningError):
 
 
 def allowed_by(fault: Mapping[str, Any]) -> str:
-    """Returns what is allowed where pydantic found a fault, in plain words; `fault` is one of its `errors()`."""
+    """Returns what is allowed instead of a fault that pydantic found, in words; `fault` is one of its `errors()`."""
     limits = {name: f"{x:g}" if isinstance(x, float) else x for name, x in fault.get("ctx", {}).items()}
     if fault["type"] == "literal_error":
         return str(limits["expected"]).replace("'", "")

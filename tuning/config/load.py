@@ -1,19 +1,19 @@
-"""From a command line to a checked `StudyConfig`; `tuning.config.resolve` takes it from there to YAML and back.
+"""From a command line to a `StudyConfig` as it was asked for; `tuning.config.complete` makes the one that is run.
 
-    text checks (command_line) -> files chosen and merged -> typed values placed -> types and knobs checked
+    text checks (command_line) -> layers: packaged files, then what was typed -> types and knobs checked (resolve)
 
-Neither torch, Ray nor Optuna is imported on the way, and nothing is written.
+A layer maps dotted keys to values; a later layer wins, and each key keeps the source of its value. Neither torch, Ray
+nor Optuna is imported on the way, and nothing is written.
 """
 
 from __future__ import annotations
 
-import copy
 import difflib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainables.knobs import KnobTable, table, use
+from trainables.knobs import LOOP, KnobTable
 from trainables.our_knobs import OURS
 from tuning.config import command_line, yaml_files
 from tuning.config.choices import available
@@ -22,13 +22,13 @@ from tuning.config.errors import ConfigError
 from tuning.config.resolve import (
     COMMAND_LINE,
     Tree,
-    apply_card,
+    check_options,
     check_whole,
-    checked,
-    checked_options,
     drop_idle,
+    flat,
     is_knob,
-    leaves,
+    nested,
+    parse_tree,
 )
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import is_secret
@@ -37,41 +37,39 @@ from tuning.config.space import shown
 MINUTE_S = 60
 """Below this a number without a unit is said to be seconds."""
 BESIDE_RESUME = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecure_cluster", "devices")
-"""What may be typed when a run goes on, as it is of the session and not of the run."""
+"""Settings that may be typed with `resume`: they are of the session, and not of the run."""
 EXTENDABLE = {"search.max_time": ("max_time_s", "max_time_s"), "search.trials": ("trials", "most_trials")}
-"""What a run may be given more of when it goes on: its field, and what that comes to, None without a limit."""
+"""Settings that a resumed run may have more of: the field, and the property with its effect, None without a limit."""
 PICK = {"pick.tolerance": "tolerance", "pick.at_least": "at_least", "pick.goal": "goal"}
 """Settings of which a resumed run may be given another value: it then chooses its best configuration again."""
 
 
-def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref: KnobTable()) -> StudyConfig:
+def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref: LOOP) -> StudyConfig:
     """Returns the configuration that the command line asks for; raises ConfigError, having written nothing.
 
-    From here on the knobs of its workload are in use. Those of a user's workload are asked of `own_table`, only
-    where one is typed, as its file has to be imported.
+    The knobs of a user's workload are asked of `own_table`, only if one is typed, as its file has to be imported.
     """
     typed = command_line.parse(argv, available("workload"))
     secrets = _secrets_of_a_run(typed)
     _check_beside_resume(typed)
     groups, workload = _groups(typed)
-    ours = OURS.get(workload.ref, KnobTable({}))
-    use(ours if workload.packaged else _own_table(workload.ref, typed, own_table))
+    table = OURS[workload.ref] if workload.packaged else _own_table(workload.ref, typed, own_table)
     own_data = typed.values.get("workload.data", "null") != "null"
-    defaults, files = copy.deepcopy(_merged(tuple(groups.items()), own_data))
-    tree = copy.deepcopy(defaults)
+    defaults, sources = _files(tuple(groups.items()), own_data)
+    chosen = COMMAND_LINE if "workload" in typed.groups else "search_spaces/config.yaml"
+    values, origins = dict(defaults), {"workload.ref": chosen, "workload.name": chosen, **sources}
     for key, text in typed.values.items():
-        _place(tree, key, text, free_options=not workload.packaged)
-    origins = _origins(tree, files, typed)
-    lacking = list(_meant(typed))
-    options = checked_options(tree["workload"], defaults["workload"] if workload.packaged else None, origins)
-    tree |= {"workload": {"ref": workload.ref, "name": workload.name, "options": options}, "secrets": secrets}
-    if not workload.packaged:  # its own space, and with it what is idle, is known once its module is imported
-        config = checked(tree, origins, lacking, tuple(argv), defaults)
-    else:
-        dropped = [*lacking, *drop_idle(tree["knobs"], origins)]
-        config = checked(tree, origins, dropped, tuple(argv), defaults)
+        origins[_place(values, key, text, table, free_options=not workload.packaged)] = COMMAND_LINE
+    tree, lacking = nested(values), list(_meant(typed))
+    check_options(tree["workload"], nested(defaults)["workload"] if workload.packaged else None, origins)
+    tree["workload"] = {"ref": workload.ref, "name": workload.name, "options": tree["workload"]}
+    tree["secrets"] = secrets
+    # The space of a user's workload, and with it what is idle, is known once its module is imported.
+    dropped = [*lacking, *(drop_idle(tree["knobs"], origins, table) if workload.packaged else ())]
+    config = parse_tree(tree, origins, dropped, tuple(argv), defaults, table)
+    if workload.packaged:
         check_whole(config.space, config.search.trials)
-    return apply_card(config, config.card)
+    return config
 
 
 def _meant(typed: Typed) -> Iterator[str]:
@@ -85,9 +83,7 @@ def _own_table(ref: str, typed: Typed, table_of: Callable[[str], KnobTable]) -> 
     """Returns the table of a user's workload: without its own knobs, unless one of them may be typed."""
     parts = [key.split(".") for key in typed.values]
     names = {p[1] if p[0] == "knobs" else p[2] for p in parts if len(p) > {"knobs": 1, "named": 2}.get(p[0], 9)}
-    if names <= set(KnobTable()):
-        return KnobTable()
-    return table_of(ref)
+    return LOOP if names <= set(LOOP) else table_of(ref)
 
 
 def _groups(typed: Typed) -> tuple[dict[str, str], WorkloadRef]:
@@ -101,29 +97,26 @@ def _groups(typed: Typed) -> tuple[dict[str, str], WorkloadRef]:
 
 
 @functools.lru_cache(maxsize=8)
-def _merged(groups: tuple[tuple[str, str], ...], own_data: bool) -> tuple[Tree, list[tuple[str, Tree]]]:
-    """Returns the files' tree and each file's own, not to be changed: tests load hundreds of times.
+def _files(groups: tuple[tuple[str, str], ...], own_data: bool) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Returns what the packaged files say and which file says it, by dotted key; neither is to be changed.
 
-    What a budget means for a workload holds for the data that come with it: an epoch of `own_data` may take an hour.
+    The epochs of a budget that a workload names hold for the data that come with it: an epoch of `own_data` may take an
+    hour.
     """
     files = list(yaml_files.of_groups(dict(groups)))
-    files[0][1].pop("defaults")
     for source, content in list(files):
-        content.pop("on_card", None)  # for when the device is known (`resolve.on_cuda`)
-        own = content.pop("at_budget", {}).get(dict(groups)["budget"], {})
-        files.append((source, {"budget": own} if own and not own_data else {}))
-    tree: Tree = {"knobs": {}, "named": {}, "workload": {}}
-    for _, content in files:
-        _overlay(tree, copy.deepcopy(content))
-    return tree, files
-
-
-def _overlay(below: Tree, above: Mapping[str, Any]) -> None:
-    for key, value in above.items():
-        if isinstance(value, Mapping) and isinstance(below.get(key), dict):
-            _overlay(below[key], value)
-        else:
-            below[key] = value
+        content.pop("defaults", None)
+        content.pop("on_card", None)  # for when the device is known (`complete`)
+        at_budget = content.pop("at_budget", {}).get(dict(groups)["budget"])
+        if at_budget and not own_data:
+            files.append((source, {"budget": at_budget}))
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, content in files:
+        layer = dict(flat(content))
+        values |= layer
+        sources |= dict.fromkeys(layer, source)
+    return values, sources
 
 
 def _secrets_of_a_run(typed: Typed) -> dict[str, str]:
@@ -133,7 +126,7 @@ def _secrets_of_a_run(typed: Typed) -> dict[str, str]:
 
 
 def _check_beside_resume(typed: Typed) -> None:
-    """Raises ConfigError for what a run that goes on cannot be given, before it is read as of another workload."""
+    """Raises ConfigError for a setting that a resumed run cannot have, before it is read as one of another workload."""
     run_id = typed.values.get("resume", "null")
     again = (*BESIDE_RESUME, *EXTENDABLE, *PICK)
     others = [f"{key}={text}" for key, text in {**typed.groups, **typed.values}.items() if key not in again]
@@ -149,45 +142,24 @@ def _check_beside_resume(typed: Typed) -> None:
         )
 
 
-def _place(tree: Tree, key: str, text: str, *, free_options: bool) -> None:
-    """Puts a typed value into the tree, in place of all that was there; raises ConfigError where nothing reads it."""
-    *parents, last = key.split(".")
-    section = parents[0] if parents else ""
+def _place(values: Tree, key: str, text: str, table: KnobTable, *, free_options: bool) -> str:
+    """Puts a typed value into the flat `values`, and returns the key of what it changed: a part changes its knob.
+
+    Raises ConfigError for a key that nothing reads, and for one that is a group or a part of a single value.
+    """
+    section, *names = key.split(".")
     said = f"{key}={shown(text)}"
-    may_add = section == "knobs" or (section == "named" and len(parents) == 2)
-    may_add = may_add or (free_options and parents == ["workload"])
-    node = tree
-    for depth, part in enumerate(parents, start=1):
-        child = node.setdefault(part, {}) if may_add else node.get(part)
-        if not isinstance(child, dict):
-            above = ".".join(parents[:depth])
-            if part not in node:
-                raise command_line.unknown_key(key, text, _known(tree))
-            raise ConfigError(
-                f"{said}: {above} is one value, {shown(child)}, and has no {last}", remedy=f"{above}=<value>"
-            )
-        node = child
-    if last not in node and not may_add:
-        raise command_line.unknown_key(key, text, _known(tree))
-    if isinstance(node.get(last), dict) and parents != ["knobs"]:
-        inner = next(iter(node[last]), "<name>")
-        raise ConfigError(f"{said}: {key} is a group of settings", remedy=f"{key}.{inner}=<value>")
-    node[last] = command_line.value_of(key, text)
-
-
-def _known(tree: Tree) -> list[str]:
-    return list(dict.fromkeys([*(f"knobs.{n}" for n in table()), *leaves(tree), *command_line.GROUPS]))
-
-
-def _origins(tree: Tree, files: Sequence[tuple[str, Tree]], typed: Typed) -> dict[str, str]:
-    """Returns, for each value of the tree, the file it is from, or that it was typed."""
-    origins: dict[str, str] = {}
-    for source, content in files:
-        origins.update(dict.fromkeys(leaves(content), source))
-    ours = {key: origins.get(key, "default") for key in leaves(tree)}
-    for key in ours:
-        # `knobs.x.low=1` changes a part of the one value that a knob is.
-        if any(key == k or key.startswith(f"{k}.") or (is_knob(key) and k.startswith(f"{key}.")) for k in typed.values):
-            ours[key] = COMMAND_LINE
-    chosen = COMMAND_LINE if "workload" in typed.groups else "search_spaces/config.yaml"
-    return {"workload.ref": chosen, "workload.name": chosen, **ours}
+    knob = f"knobs.{names[0]}" if section == "knobs" and len(names) == 2 else ""
+    above = next((k for k in values if key.startswith(f"{k}.")), "")
+    if above and not (above == knob and isinstance(values[knob], Mapping)):
+        what = f"{said}: {above} is one value, {shown(values[above])}, and has no {names[-1]}"
+        raise ConfigError(what, remedy=f"{above}=<value>")
+    if inner := next((k for k in values if k.startswith(f"{key}.")), ""):
+        raise ConfigError(f"{said}: {key} is a group of settings", remedy=f"{inner}=<value>")
+    is_new = is_knob(key) or knob or (section == "named" and len(names) == 2)
+    if key not in values and not is_new and not (free_options and section == "workload" and len(names) == 1):
+        known = dict.fromkeys([*(f"knobs.{n}" for n in table), *values, *command_line.GROUPS])
+        raise command_line.unknown_key(key, text, list(known), table)
+    value = command_line.value_of(key, text, table)
+    values[knob or key] = {**values.get(knob, {}), names[-1]: value} if knob else value
+    return knob or key

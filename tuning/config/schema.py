@@ -1,6 +1,6 @@
 """The parts of a study's configuration as strict types: unknown keys, wrong types and numbers out of range are refused.
 
-Defaults live in `search_spaces/`, where they can be read; here every key must be given.
+Defaults live in `search_spaces/`, for people to read; here every key must be given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainables.knobs import Scalar
 from tuning.config.cards import GIB_BYTES, Card, DeviceType
-from tuning.config.choices import Goal, PrunerName, SamplerName, Strategy
+from tuning.config.choices import Goal, PrunerName, SamplerName, Strategy, available
 from tuning.config.errors import ConfigError, allowed_by
 from tuning.config.space import Space, shown
 
@@ -25,10 +25,10 @@ _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _DEVICE = re.compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z/-]*")
 _DAY_S = 86_400.0
 BEFORE, AFTER, PLAIN = "before", "after", "plain defaults"
-"""What gains are measured against: the user's present configuration, or PyTorch's defaults where none is given.
+"""Names of configurations: what the user trains today; what was tuned by hand for a card; PyTorch's defaults.
 
-`after` of a packaged workload is what was tuned by hand for a card. A device without CUDA leaves it out, unless it was
-typed: there half of its knobs do nothing, and its sizes are beside the space.
+Gains are over `before`, or over the plain defaults if it is not given. A device without CUDA leaves out `after` of a
+packaged workload, unless it was typed: there half of its knobs do nothing, and its sizes are outside of the space.
 """
 PLANNED_TRIALS = 12
 """Whole trainings that a search of as many trials as the time allows is planned for.
@@ -36,8 +36,11 @@ PLANNED_TRIALS = 12
 Some are stopped half way, and others begin in their place.
 """
 MOST_TRIALS = 50
-"""Of "auto", however short they are. The best of many trainings with one seed is mostly lucky: of 542 in `temporal` the
-pick was below the baseline, of 50 above (docs/log/time_limits.md)."""
+"""The most trials of "auto", however short they are.
+
+The best of many trainings with one seed is mostly lucky: of 542 in `temporal` the pick was below the baseline, of 50
+above (docs/log/time_limits.md).
+"""
 
 
 def duration_s(value: object) -> object:
@@ -127,7 +130,12 @@ class WorkloadSection(Section):
     name: Slug
     options: dict[str, Scalar | None]
     epochs: float | None = None
-    """How long one of the user's own is trained today, None where its file does not say."""
+    """The epochs that a user's file says it is trained today, None if it does not say."""
+
+    @property
+    def is_packaged(self) -> bool:
+        """Whether it is one of ours, whose space is in `search_spaces/workload`."""
+        return self.ref in available("workload")
 
 
 class CardSection(Section):
@@ -174,7 +182,7 @@ class RungsSection(Section):
 
 
 class ProbeSection(Section):
-    """Seconds for all probes and for one of them; shorter where knobs and groups are many (`search.probe`).
+    """Seconds for all probes and for one of them; shorter if knobs and groups are many (`search.probe`).
 
     A probe ends sooner once it cannot be the fastest any more.
     """
@@ -184,7 +192,7 @@ class ProbeSection(Section):
 
 
 class ConfirmSection(Section):
-    """How the answer is confirmed: `top` configurations at a time are trained beside the reference, on at most `seeds`
+    """How the answer is confirmed: `top` configurations at a time are trained with the reference, on at most `seeds`
     fresh seeds, until it is settled or `search.max_time` is over; then windows of `window_s` seconds in turns.
     """
 
@@ -197,8 +205,8 @@ class ConfirmSection(Section):
 class BudgetSection(Section):
     """The budget of a study; `train_epochs` of the training split is the horizon of a trial that is never stopped.
 
-    "auto": as many as let all trials be trained in the time there is, or `PLANNED_TRIALS` of them where their number is
-    "auto" too; one epoch without a limit.
+    "auto": as many as let all trials be trained in the time there is, or `PLANNED_TRIALS` of them if their number is
+    "auto", too; one epoch without a limit.
     """
 
     name: Slug
@@ -254,13 +262,13 @@ class StudyConfig(Section):
     """Everything a study is told. `tuning.config` makes it, from the command line or from a journal.
 
     `cluster` is the address of a Ray cluster of the user's whose nodes run trials too, `concurrency` then the trials at
-    once on each; one that asks for no token is joined where `insecure_cluster` says so. `target` is the kind of device
+    once on each; one that asks for no token is joined if `insecure_cluster` says so. `target` is the kind of device
     whose speed the study is about, None: this machine's, or that with most devices. `devices` are the cards of
     this machine that are used, as text: "all" that are visible, else their places among those or their UUIDs;
     `devices_per_trial` of them train together, on a CPU so many processes.
-    `named` are configurations measured beside the search;
+    `named` are configurations measured in addition to the search;
     `origins` has the file or "command line" behind each dotted key; `dropped` has a sentence for each value left out;
-    `overrides` is the command line as typed; `secrets` are options of the workload given again beside `resume`.
+    `overrides` is the command line as typed; `secrets` are options of the workload given again with `resume`.
     """
 
     workload: WorkloadSection
@@ -277,7 +285,7 @@ class StudyConfig(Section):
     space: InstanceOf[Space]
     named: dict[str, dict[str, Scalar]]
     dashboard: bool
-    force: bool  # a resume goes on although device, versions, data or code have changed
+    force: bool  # resumes although device, versions, data or code have changed
     runs_dir: Annotated[str, AfterValidator(_folder)]
     resume: Slug | None
     name: Slug | None
@@ -295,7 +303,7 @@ def validated(
 ) -> _Model:
     """Returns `raw` as the model, or raises ConfigError for its first fault.
 
-    `key` is where `raw` stands in the tree, "" for the root; `remedies` has the value each key has without the command
+    `key` is the place of `raw` in the tree, "" for the root; `remedies` has the value each key has without the command
     line.
     """
     try:

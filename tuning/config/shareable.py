@@ -1,4 +1,4 @@
-"""What may be written down: text and options without secrets, and, for others, without the home folder."""
+"""Text and options that may be written down: without secrets, and, for others, without the home folder."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainables.knob_columns import Kind, Scalar
-from trainables.knobs import OF_THE_LOOP, domain_of, is_active, kind_of, table
+from trainables.knob_columns import Kind, Knob, Scalar
+from trainables.knobs import OF_THE_LOOP, KnobTable
 from tuning.config.errors import ConfigError
 
 MAX_CHOICES = 10_000
@@ -55,7 +55,7 @@ class Range:
         return not self.integer or value == int(value)
 
     def place(self, value: float) -> float:
-        """Returns where a number lies, 0 at `low` and 1 at `high`; `at` is the way back."""
+        """Returns the place of a number, 0 at `low` and 1 at `high`; `at` is the inverse."""
         if self.log:
             return math.log(max(value, 1e-12) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -81,51 +81,44 @@ Parameter = Choice | Range
 
 @dataclass(frozen=True)
 class Space:
-    """The parameters a study searches, and the values it holds fixed; a knob in neither keeps its default."""
+    """The parameters a study searches, and the values it holds fixed; a knob in neither keeps its default.
 
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    fixed: Mapping[str, Scalar] = field(default_factory=dict)
+    `table` has the knobs of the workload.
+    """
+
+    parameters: Mapping[str, Parameter]
+    fixed: Mapping[str, Scalar]
+    table: KnobTable = field(compare=False, repr=False)
 
     @classmethod
-    def parse(cls, raw: Mapping[str, object]) -> Space:
+    def parse(cls, raw: Mapping[str, object], table: KnobTable) -> Space:
         """Returns the space of knob name -> raw parameter, each knob checked by itself; raises ConfigError.
 
-        For a part of a space, such as what was typed for a workload whose own space is not known yet.
+        `check_whole` checks it as a whole: it may be a part, such as what was typed for a workload not yet imported.
         """
         parameters: dict[str, Parameter] = {}
         fixed: dict[str, Scalar] = {}
         for name, value in raw.items():
-            parsed = parse_parameter(name, value)
+            parsed = parse_parameter(name, value, table)
             if isinstance(parsed, Choice | Range):
                 parameters[name] = parsed
             else:
                 fixed[name] = parsed
-        return cls(parameters, fixed)
-
-    @classmethod
-    def of(cls, raw: Mapping[str, object]) -> Space:
-        """Returns the space of knob name -> raw parameter; raises ConfigError for a knob that can have no effect."""
-        space = cls.parse(raw)
-        for name in space.without_effect():
-            raise ConfigError(
-                f"knobs.{name}={shown(raw[name])} has no effect: {space.unmet(name)}",
-                remedy=f"add {table().requiring[name].example}, or leave out knobs.{name}",
-            )
-        return space
+        return cls(parameters, fixed, table)
 
     def without_effect(self) -> tuple[str, ...]:
         """Returns the knobs that were given a value or a search, and whose precondition no configuration here meets."""
-        requires, defaults = table().requiring, table().defaults
+        requires, defaults = self.table.requiring, self.table.defaults
         asked = (n for n in requires if n in {**self.parameters, **self.fixed} and self.given(n) != defaults[n])
         return tuple(n for n in asked if not any(map(requires[n].met, values_of(self.given(requires[n].knob)))))
 
     def given(self, name: str) -> Parameter | Scalar:
         """Returns what the knob may be here: its parameter, its fixed value, or its default."""
-        return self.parameters.get(name, self.fixed.get(name, table().defaults[name]))
+        return self.parameters.get(name, self.fixed.get(name, self.table.defaults[name]))
 
     def unmet(self, name: str) -> str:
         """Returns in words what a knob of `without_effect` needs, and what there is instead."""
-        requires = table().requiring[name]
+        requires = self.table.requiring[name]
         values = " or ".join(shown(v) for v in values_of(self.given(requires.knob)))
         return f"it needs {requires.words}, which can only be {values} here"
 
@@ -137,7 +130,7 @@ class Space:
                 raw[name] = AUTO if parameter.auto else list(parameter.values)
             else:
                 raw[name] = {"low": parameter.low, "high": parameter.high, "log": parameter.log}
-                if parameter.integer and domain_of(name).type is not int:
+                if parameter.integer and self.table[name].domain.type is not int:
                     raw[name]["integer"] = True
         return {**raw, **self.fixed}
 
@@ -159,79 +152,82 @@ class Space:
             else:
                 most = cores if name == "num_workers" else math.inf
                 found[name] = Choice(tuple(v for v in parameter.values if isinstance(v, str) or v <= most))
-        return Space(found, self.fixed)
+        return replace(self, parameters=found)
 
     def subset(self, kinds: Collection[Kind]) -> Space:
         """Returns the space of the parameters of these kinds; the other parameters are dropped, the fixed stay."""
-        return Space({n: p for n, p in self.parameters.items() if kind_of(n) in kinds}, self.fixed)
+        return replace(self, parameters={n: p for n, p in self.parameters.items() if self.table[n].kind in kinds})
 
     def whole(self, named: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns a configuration as it stands, with defaults for what it does not name and the space has."""
         given = {**self.fixed, **self.parameters}
-        own = {n: named.get(n, table().defaults[n]) for n in table() if n in named or n in given}
+        own = {n: named.get(n, row.default) for n, row in self.table.items() if n in named or n in given}
         return self.complete(own)
 
     def complete(self, values: Mapping[str, object]) -> dict[str, Scalar]:
-        """Returns `values` over the fixed ones, without the knobs that have no effect beside the others.
+        """Returns `values` over the fixed ones, without the knobs that have no effect with the others.
 
         A micro-batch larger than the batch is cut to the batch. Raises ValueError for a value no knob may take.
         """
-        whole = {n: domain_of(n).check(v) for n, v in {**self.fixed, **values}.items()}
-        active = {n: v for n, v in whole.items() if is_active(n, whole)}
+        whole = {n: self.table[n].domain.check(v) for n, v in {**self.fixed, **values}.items()}
+        active = {n: v for n, v in whole.items() if self.table.is_active(n, whole)}
         if "micro_batch_size" in active and "batch_size" in active:
             active["micro_batch_size"] = min(active["micro_batch_size"], active["batch_size"])
         return active
 
 
-def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
+def parse_parameter(name: str, raw: object, table: KnobTable) -> Scalar | Parameter:
     """Returns what a knob is given: one value, a `Choice` for a list, a `Range` for {low, high, log, integer}.
 
     Raises ConfigError that names the knob, the value, what is allowed and what to write instead.
     """
-    if name not in table():
-        raise ConfigError(f"knobs.{name}={shown(raw)}: {name} is not a knob of this workload", remedy=near_knob(name))
-    if raw == AUTO and table()[name].auto:
-        return Choice(table()[name].auto, auto=True)
+    row = table.get(name)
+    if row is None:
+        what = f"knobs.{name}={shown(raw)}: {name} is not a knob of this workload"
+        raise ConfigError(what, remedy=near_knob(name, table))
+    if raw == AUTO and row.auto:
+        return Choice(row.auto, auto=True)
     if isinstance(raw, Mapping):
-        return _range(name, raw)
+        return _range(name, row, raw)
     if isinstance(raw, list | tuple):
-        return _choice(name, raw)
-    return _checked(name, raw, raw)
+        return _choice(name, row, raw)
+    return _value(name, row, raw, raw)
 
 
-def near_knob(name: str) -> str:
+def near_knob(name: str, table: KnobTable) -> str:
     """Returns a sentence with the knob most like `name`, or with all of them; of one that a hook replaces, which."""
-    if name in OF_THE_LOOP and (hook := OF_THE_LOOP[name].replaced_by) in table().hooks:
+    if name in OF_THE_LOOP and (hook := OF_THE_LOOP[name].replaced_by) in table.hooks:
         return f"leave it out: this workload has its own {hook}, which sets it"
-    near = table().also_called.get(name) or next(iter(difflib.get_close_matches(name, table(), n=1, cutoff=0.6)), None)
+    near = table.also_called.get(name) or next(iter(difflib.get_close_matches(name, table, n=1, cutoff=0.6)), None)
     declared = "; a workload of yours declares its own as `knobs` of its class"
-    return f"did you mean knobs.{near}?" if near else f"knobs are {', '.join(table())}{declared}"
+    return f"did you mean knobs.{near}?" if near else f"knobs are {', '.join(table)}{declared}"
 
 
-def _checked(name: str, value: object, raw: object) -> Scalar:
+def _value(name: str, row: Knob, value: object, raw: object) -> Scalar:
+    """Returns one value of the knob; `raw` is all that it was given."""
     try:
-        return domain_of(name).check(value)
+        return row.domain.check(value)
     except ValueError:
         inside = "" if value is raw else f" in {shown(raw)}"
-        typed = _is_number(name) and re.fullmatch(rf"({_TYPED_NUMBER}) ?(?:\.\.+|-|to) ?({_TYPED_NUMBER})", str(value))
+        typed = _is_number(row) and re.fullmatch(rf"({_TYPED_NUMBER}) ?(?:\.\.+|-|to) ?({_TYPED_NUMBER})", str(value))
         range_typed = f"'knobs.{name}={{low: {typed[1]}, high: {typed[2]}}}', a range" if typed else ""
         raise ConfigError(
             f"knobs.{name}: {shown(value)}{inside} is not allowed",
-            allowed=domain_of(name).describe(),
-            remedy=range_typed or (_range_example(name) if isinstance(raw, Mapping) else _example(name)),
+            allowed=row.domain.describe(),
+            remedy=range_typed or (_range_example(name, row) if isinstance(raw, Mapping) else _example(name, row)),
         ) from None
 
 
-def _choice(name: str, raw: list[object] | tuple[object, ...]) -> Scalar | Choice:
+def _choice(name: str, row: Knob, raw: list[object] | tuple[object, ...]) -> Scalar | Choice:
     if not raw:
-        raise ConfigError(f"knobs.{name}=[] leaves nothing to choose from", remedy=_example(name))
+        raise ConfigError(f"knobs.{name}=[] leaves nothing to choose from", remedy=_example(name, row))
     if len(raw) > MAX_CHOICES:
         raise ConfigError(
             f"knobs.{name} lists {len(raw)} values, starting {shown(raw[:3])}",
             allowed=f"at most {MAX_CHOICES} choices",
-            remedy=f"give a range, such as {_range_example(name)}" if _is_number(name) else _example(name),
+            remedy=f"give a range, such as {_range_example(name, row)}" if _is_number(row) else _example(name, row),
         )
-    values = tuple(_checked(name, value, raw) for value in raw)
+    values = tuple(_value(name, row, value, raw) for value in raw)
     if len(set(values)) < len(values):
         twice = next(v for i, v in enumerate(values) if v in values[:i])
         raise ConfigError(
@@ -242,17 +238,17 @@ def _choice(name: str, raw: list[object] | tuple[object, ...]) -> Scalar | Choic
     return values[0] if len(values) == 1 else Choice(values)
 
 
-def _range(name: str, raw: Mapping[Any, object]) -> Scalar | Range:
-    said = f"knobs.{name}={shown(raw)}"
-    if not _is_number(name):
-        raise ConfigError(f"{said}: a range of {domain_of(name).type.__name__}", remedy=_example(name))
-    if values := domain_of(name).values:
+def _range(name: str, row: Knob, raw: Mapping[Any, object]) -> Scalar | Range:
+    said, domain = f"knobs.{name}={shown(raw)}", row.domain
+    if not _is_number(row):
+        raise ConfigError(f"{said}: a range of {domain.type.__name__}", remedy=_example(name, row))
+    if values := domain.values:
         raise ConfigError(
             f"{said}: a range of a knob that has a list of values",
-            allowed=domain_of(name).describe(),
+            allowed=domain.describe(),
             remedy=f"knobs.{name}={shown(list(values))}",
         )
-    example = _range_example(name)
+    example = _range_example(name, row)
     for key in raw:
         if key not in _RANGE_KEYS:
             near = difflib.get_close_matches(str(key), _RANGE_KEYS, n=1)
@@ -261,7 +257,7 @@ def _range(name: str, raw: Mapping[Any, object]) -> Scalar | Range:
     for key in ("low", "high"):
         if key not in raw:
             raise ConfigError(f"{said}: {key} is missing", remedy=example)
-    low, high = (_number(name, raw[key], raw) for key in ("low", "high"))
+    low, high = (float(_value(name, row, raw[key], raw)) for key in ("low", "high"))
     flags = {key: raw.get(key, False) for key in ("log", "integer")}
     for key, value in flags.items():
         if not isinstance(value, bool):
@@ -269,33 +265,29 @@ def _range(name: str, raw: Mapping[Any, object]) -> Scalar | Range:
     if low > high:
         raise ConfigError(f"{said}: low is greater than high", allowed="low <= high", remedy=example)
     if flags["log"] and low <= 0:
-        usual = float(table().defaults[name]) / 5
+        usual = float(row.default) / 5
         least = usual if 0 < usual < high else high / 100
-        least = max(1, round(least)) if domain_of(name).type is int else least
+        least = max(1, round(least)) if domain.type is int else least
         above = f"'knobs.{name}={{low: {least:g}, high: {high:g}, log: true}}', or leave out log" * (high > 0)
         raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=above or example)
-    integer = bool(flags["integer"]) or domain_of(name).type is int
+    integer = bool(flags["integer"]) or domain.type is int
     if integer and (low != int(low) or high != int(high)):
         raise ConfigError(f"{said}: low and high of whole numbers must be whole", remedy=example)
     if low == high:
-        return _checked(name, raw["low"], raw)
+        return _value(name, row, raw["low"], raw)
     return Range(int(low) if integer else low, int(high) if integer else high, bool(flags["log"]), integer)
 
 
-def _number(name: str, value: object, raw: object) -> float:
-    return float(_checked(name, value, raw))
+def _is_number(row: Knob) -> bool:
+    return row.domain.type in (int, float)
 
 
-def _is_number(name: str) -> bool:
-    return domain_of(name).type in (int, float)
+def _example(name: str, row: Knob) -> str:
+    return f"knobs.{name}={shown(row.default)}"
 
 
-def _example(name: str) -> str:
-    return f"knobs.{name}={shown(table().defaults[name])}"
-
-
-def _range_example(name: str) -> str:
-    default, domain = float(table().defaults[name]), domain_of(name)
+def _range_example(name: str, row: Knob) -> str:
+    default, domain = float(row.default), row.domain
     low, high = (max(default // 2, 1), default * 2 or 4) if domain.type is int else (default / 5, default * 5)
     return f"'knobs.{name}={{low: {low:g}, high: {min(high, domain.high):g}, log: true}}'"
 

@@ -74,7 +74,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields source and content of each packaged file that is merged, a later one winning over an earlier.
 
-    A value of "null" chooses no file. What a card file holds is placed under `card`.
+    A value of "null" chooses no file. The content of a card file is placed under `card`.
     """
     for name in ["config.yaml", *(f"{group}/{value}.yaml" for group, value in groups.items() if value != "null")]:
         source = f"search_spaces/{name}"
@@ -141,5 +141,5 @@ def line(tree: object) -> str:
 
 
 def word(text: str) -> Any:
-    """Returns null, true, false or a number where the text is one of these, else the text as it is."""
+    """Returns null, true, false or a number if the text is one of these, else the text as it is."""
     return value(text) if any(re.fullmatch(pattern, text) for _, pattern, _ in _PLAIN_WORDS) else text

@@ -144,6 +144,8 @@ class History:
         """By id, in the order in which they are first spoken of."""
         self.windows: list[events.WindowRecord] = []
         """Those of the last session that took any, as each counts its rounds anew."""
+        self.table: KnobTable = EVERY
+        """The knobs of the study, with its workload's own and the kinds it measured; without a study all of ours."""
         self._clock = _Clock()
         self._ended: dict[str, Trial] = {}
         self._open: dict[str, Trial] = {}
@@ -185,9 +187,9 @@ class History:
             kept.append(event)
         match event:
             case events.StudyRecord():
-                self.study = event
+                self.study, self.table = event, _table(event, self.kinds)
             case events.KindsRecord():
-                self.kinds = event
+                self.kinds, self.table = event, _table(self.study, event)
             case events.StopRecord():
                 self.stop = event
             case events.AblationRecord():
@@ -265,19 +267,6 @@ class History:
         return self.is_done("export") or (stop is not None and stop.seq >= self.since() and not stop.resumable)
 
     @property
-    def table(self) -> KnobTable:
-        """Returns the knobs of the study, with its workload's own and the kinds it measured; without it all of ours."""
-        if self.study is None or self.study.knobs is None:
-            return EVERY
-        ours = OURS.get(self.study.workload)
-        try:
-            own = ours.own if ours is not None else {n: Knob.of_raw(row) for n, row in self.study.knobs.items()}
-            kinds: dict[str, Kind] = {} if self.kinds is None else dict.fromkeys(self.kinds.changed, "both")
-            return KnobTable(own, kinds, ours.hooks if ours is not None else self.study.hooks)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return EVERY
-
-    @property
     def pick(self) -> events.PickRecord | None:
         """Returns the pick, None before there is one."""
         return self.picks[-1] if self.picks else None
@@ -316,6 +305,18 @@ class History:
     def reference(self) -> events.TrialRecord | None:
         """Returns the search's training of the reference, what is trained today; None unless it came to its end."""
         return next((end for end in self.ended if self.trials[end.trial].named and end.outcome == "ok"), None)
+
+
+def _table(study: events.StudyRecord | None, kinds: events.KindsRecord | None) -> KnobTable:
+    if study is None or study.knobs is None:
+        return EVERY
+    ours = OURS.get(study.workload)
+    try:
+        own = ours.own if ours is not None else {n: Knob.of_raw(row) for n, row in study.knobs.items()}
+        changed: dict[str, Kind] = {} if kinds is None else dict.fromkeys(kinds.changed, "both")
+        return KnobTable(own, changed, ours.hooks if ours is not None else study.hooks)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return EVERY
 
 
 class _Clock:

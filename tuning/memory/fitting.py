@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainables.knobs import Scalar
+from trainables.knobs import LOOP, Scalar
 from tuning.memory.allocator import replay
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.peaks import highest
@@ -70,7 +70,7 @@ def fit(
     if not peaks:
         return Fit(knobs, prediction.confidence, prediction.notes, (), None, None)
     profile = MemoryProfile.from_peaks(peaks, prediction.confidence, cuda=kernels == "cuda")
-    guard = MemoryGuard(usable_bytes, {_ONE: profile})
+    guard = MemoryGuard(usable_bytes, {_ONE: profile}, LOOP)
     largest = None if usable_bytes is None else largest_that_fits(prediction, guard, kernels)
     cells = tuple(_cell(peak, guard, kernels) for peak in peaks)
     most = prediction.peak(largest) if largest else None
@@ -81,7 +81,7 @@ def fit(
         one = MemoryProfile.from_peaks(
             [most], prediction.confidence, cuda=kernels == "cuda", floor_bytes=profile.floor_bytes
         )
-        largest_cell = _cell(most, MemoryGuard(usable_bytes, {_ONE: one}), kernels)
+        largest_cell = _cell(most, MemoryGuard(usable_bytes, {_ONE: one}, LOOP), kernels)
     return Fit(knobs, prediction.confidence, prediction.notes, cells, largest, largest_cell)
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from trainables.knobs import Scalar, is_active, table
+from trainables.knobs import LOOP, KnobTable, Scalar
 from tuning.config.schema import PLAIN
 from tuning.config.space import Choice, Range, Space
 from tuning.journal import events
@@ -22,7 +22,7 @@ _EDGE_FRAC = 0.1
 """So much of a range at either end is its edge."""
 
 
-def key_of(knobs: Mapping[str, Scalar]) -> MemoryGroup:
+def key_of(knobs: Mapping[str, Scalar], table: KnobTable) -> MemoryGroup:
     """Returns the memory group of a configuration, defaults filled in; the key of a group is the same again.
 
     Each value of the knobs of memory "group" is measured; the micro-batch size multiplies what a sample needs. "minor"
@@ -31,7 +31,7 @@ def key_of(knobs: Mapping[str, Scalar]) -> MemoryGroup:
     that counts is whether it is above 0: with a phase for the encoder `signals` needs 2.0 to 10.5 times as much, most
     at the smallest micro-batch.
     """
-    moves, default = table().by_memory, table().defaults
+    moves, default = table.by_memory, table.defaults
     own = [(name, knobs.get(name, default[name])) for name in moves["group"]]
     own += [(name, _whether(knobs.get(name, default[name]))) for name in (*moves["minor"], *moves["switch"])]
     return (*own, (GRADIENTS_HELD, bool(knobs.get(GRADIENTS_HELD, _holds_gradients(knobs)))))
@@ -44,7 +44,7 @@ def _whether(value: Scalar) -> Scalar:
 
 def _holds_gradients(knobs: Mapping[str, Scalar]) -> bool:
     """Returns whether gradients of earlier micro-steps are alive in a micro-step; of a mere group, that they are."""
-    full = {**table().defaults, **knobs}
+    full = LOOP.whole(knobs)
     if not full["set_to_none"] or not {"batch_size", "micro_batch_size"} & knobs.keys():
         return True
     return int(full["batch_size"]) > int(full["micro_batch_size"])
@@ -52,12 +52,17 @@ def _holds_gradients(knobs: Mapping[str, Scalar]) -> bool:
 
 def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
     """Returns the samples of a configuration's micro-step: no more than its batch has."""
-    return min(int(knobs.get(name, table().defaults[name])) for name in ("micro_batch_size", "batch_size"))
+    return min(int(knobs.get(name, LOOP.defaults[name])) for name in ("micro_batch_size", "batch_size"))
 
 
-def need_of(knobs: Mapping[str, Scalar]) -> tuple[MemoryGroup, int]:
+def batch_size_of(knobs: Mapping[str, Scalar]) -> int:
+    """Returns the samples of a configuration's batch."""
+    return int(knobs.get("batch_size", LOOP.defaults["batch_size"]))
+
+
+def need_of(knobs: Mapping[str, Scalar], table: KnobTable) -> tuple[MemoryGroup, int]:
     """Returns the memory group and the micro-batch: all that the need of a configuration depends on."""
-    return key_of(knobs), micro_batch_of(knobs)
+    return key_of(knobs, table), micro_batch_of(knobs)
 
 
 # -- of a space -------------------------------------------------------------------------------------------------------
@@ -69,7 +74,7 @@ def memory_groups(space: Space) -> list[dict[str, Scalar]]:
     Minor knobs are as the space starts. Those with a switch on, such as a phase for the encoder, come after those
     without, where the space has both.
     """
-    moves, start = table().by_memory, defaults(space)
+    moves, start = space.table.by_memory, defaults(space)
     names = (*moves["switch"], *moves["group"])
     minor = {n: start[n] for n in moves["minor"] if n in start}
     values = [_switched(_values(space, n)) if n in moves["switch"] else _values(space, n) for n in names]
@@ -104,19 +109,21 @@ def defaults(space: Space) -> dict[str, Scalar]:
     """
     start: dict[str, Scalar] = dict(space.fixed)
     for name, parameter in space.parameters.items():
+        default = space.table.defaults[name]
         if isinstance(parameter, Choice):
-            start[name] = table().defaults[name] if table().defaults[name] in parameter.values else parameter.values[0]
+            start[name] = default if default in parameter.values else parameter.values[0]
         else:
-            place = parameter.place(float(table().defaults[name]))
-            start[name] = table().defaults[name] if _EDGE_FRAC <= place <= 1 - _EDGE_FRAC else parameter.at(0.5)
-    return {n: v for n, v in start.items() if is_active(n, start)}
+            start[name] = (
+                default if _EDGE_FRAC <= parameter.place(float(default)) <= 1 - _EDGE_FRAC else parameter.at(0.5)
+            )
+    return {n: v for n, v in start.items() if space.table.is_active(n, start)}
 
 
 def plain_defaults(space: Space) -> dict[str, Scalar]:
     """As `defaults`, and each batch in one pass, as plain PyTorch takes it, as far as the space has that."""
     start = defaults(space)
     sizes = _sizes(space, start)
-    return {**start, "micro_batch_size": min(sizes[-1], _batch(start))} if sizes else start
+    return {**start, "micro_batch_size": min(sizes[-1], batch_size_of(start))} if sizes else start
 
 
 def uncut(space: Space, run: History, learned: MemoryGuard) -> dict[str, Scalar]:
@@ -129,21 +136,17 @@ def uncut(space: Space, run: History, learned: MemoryGuard) -> dict[str, Scalar]
         if probe.name in ("", PLAIN):
             ends.setdefault(micro_batch_of(probe.config), set()).add(probe.outcome)
     failed = {size for size, outcomes in ends.items() if outcomes <= set(_NO_ROOM)}
-    whole = _batch(start)  # records have sizes as they ran
+    whole = batch_size_of(start)  # records have sizes as they ran
     fitting = [s for s in sizes if min(s, whole) not in failed and fits(learned, {**start, "micro_batch_size": s})]
     ran = [s for s in sizes if Outcome.OK in ends.get(min(s, whole), ())]
     return {**start, "micro_batch_size": max([*fitting, *ran], default=sizes[0])}
-
-
-def _batch(knobs: Mapping[str, Scalar]) -> int:
-    return int(knobs.get("batch_size", table().defaults["batch_size"]))
 
 
 def _sizes(space: Space, knobs: Mapping[str, Scalar]) -> list[int]:
     """Returns the micro-batches that the space has for a batch in rising order, last the smallest that holds all of it,
     as far as there is one; none where the size is not searched.
     """
-    parameter, batch = space.parameters.get("micro_batch_size"), _batch(knobs)
+    parameter, batch = space.parameters.get("micro_batch_size"), batch_size_of(knobs)
     if isinstance(parameter, Range):
         largest = int(max(parameter.low, min(parameter.high, batch)))
         return sorted(size for n in range(largest.bit_length()) if (size := largest >> n) in parameter)
@@ -173,18 +176,19 @@ def refused(
 
 def fits(learned: MemoryGuard, knobs: Mapping[str, Scalar]) -> bool:
     """Returns whether a trial of the configuration is expected to fit at its own micro-batch."""
-    return learned.fitting(*need_of(knobs)) == micro_batch_of(knobs)
+    return learned.fitting(*need_of(knobs, learned.table)) == micro_batch_of(knobs)
 
 
 def guard(run: History, cap_bytes: int | None) -> MemoryGuard:
     """Returns the guard as the records have it: footprints, what fitted, what ran out of memory."""
-    learned = MemoryGuard(cap_bytes, footprints(run))
+    learned = MemoryGuard(cap_bytes, footprints(run), run.table)
     whole = peaks_are_whole(run)
     for event in run.events:
         match event:
             case events.FootprintRecord(failed=failed):
                 if failed:
-                    learned.observe_oom(key_of(event.coupling), int(failed["micro_batch"]), failed["cap_bytes"])
+                    group = key_of(event.coupling, run.table)
+                    learned.observe_oom(group, int(failed["micro_batch"]), failed["cap_bytes"])
                 _corrected(learned, event)
             case events.OomRecord() | events.ProbeRecord() | events.TrialRecord():
                 learn(learned, event, whole=whole and isinstance(event, events.TrialRecord))
@@ -197,10 +201,10 @@ def learn(learned: MemoryGuard, ended: events.MeasuredRecord, *, whole: bool = F
     `whole`: the peak of one that came to its end is that of the run from its first step to its last.
     """
     if ended.outcome == Outcome.OOM:
-        learned.observe_oom(*need_of(ended.config), ended.cap_bytes)
+        learned.observe_oom(*need_of(ended.config, learned.table), ended.cap_bytes)
     elif ended.outcome in (Outcome.OK, Outcome.STOPPED) and ended.peak_allocated_bytes:
         is_whole = whole and ended.outcome == Outcome.OK
-        learned.observe_fit(*need_of(ended.config), ended.peak_allocated_bytes, whole=is_whole)
+        learned.observe_fit(*need_of(ended.config, learned.table), ended.peak_allocated_bytes, whole=is_whole)
 
 
 def peaks_are_whole(run: History) -> bool:
@@ -214,8 +218,9 @@ def _corrected(learned: MemoryGuard, footprint: events.FootprintRecord) -> None:
     if footprint.source == MEASURED:
         return
     for pairs, held in ((footprint.measured, True), (footprint.measured_alone, False)):
+        group = key_of({**footprint.coupling, GRADIENTS_HELD: held}, learned.table)
         for micro_batch, peak_bytes in pairs:
-            learned.observe_peak(key_of({**footprint.coupling, GRADIENTS_HELD: held}), micro_batch, peak_bytes)
+            learned.observe_peak(group, micro_batch, peak_bytes)
 
 
 def profile_of(footprint: events.FootprintRecord) -> MemoryProfile:
@@ -234,9 +239,9 @@ def _profile(footprint: events.FootprintRecord, points: events.Pairs) -> MemoryP
 
 def footprints(run: History) -> dict[MemoryGroup, MemoryProfile]:
     """Returns the latest footprint of each group."""
-    latest = {key_of(footprint.coupling): profile_of(footprint) for footprint in run.footprints}
+    latest = {key_of(footprint.coupling, run.table): profile_of(footprint) for footprint in run.footprints}
     for footprint in run.footprints:
         own_alone = alone(footprint)
         if own_alone is not None:
-            latest[key_of({**footprint.coupling, GRADIENTS_HELD: False})] = own_alone
+            latest[key_of({**footprint.coupling, GRADIENTS_HELD: False}, run.table)] = own_alone
     return latest

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainables.knobs import Scalar, table
+from trainables.knobs import KnobTable, Scalar
 from tuning.config.cards import GIB_BYTES
 from tuning.memory.need import Need, Observed, corrected, raise_to
 from tuning.memory.profile import MEASURED, MemoryProfile, Point
@@ -66,13 +66,14 @@ class MemoryGuard:
     """The known memory needs, by group. Knowing more never refuses what has run to its end on a card or under a cap.
 
     `cap_bytes` is what tensors may take, None where there is no limit to judge by; then only observed OOMs refuse.
-    To be told the same peak again changes nothing: of each group and micro-batch the largest counts, once.
+    To be told the same peak again changes nothing: of each group and micro-batch the largest counts, once. `table` has
+    the knobs that the groups name.
     """
 
-    def __init__(self, cap_bytes: int | None, profiles: Mapping[MemoryGroup, MemoryProfile]) -> None:
-        self.cap_bytes = cap_bytes
+    def __init__(self, cap_bytes: int | None, profiles: Mapping[MemoryGroup, MemoryProfile], table: KnobTable) -> None:
+        self.cap_bytes, self.table = cap_bytes, table
         self._profiles = dict(profiles)
-        self._plain = {_plain(group): group for group in self._profiles}
+        self._plain = {self._without_minor(group): group for group in self._profiles}
         self._told: dict[MemoryGroup, Observed] = {}
         self._fitted: dict[MemoryGroup, int] = {}
         self._failed: dict[MemoryGroup, int] = {}
@@ -219,10 +220,11 @@ class MemoryGuard:
             return corrected(Need(own, last), told, own=True)
         if group != (held := _held(group)) and (need := self._need(held)) is not None:
             return corrected(need, told)
-        alike = self._plain.get(_plain(group))
+        plain = self._without_minor(group)
+        alike = self._plain.get(plain)
         if alike is not None and (need := self._need(alike)) is not None:
             return corrected(need._replace(least_spread=BORROWED_SPREAD_FRAC), told)
-        beside = (self._between(_plain(group), name) for name, _ in group if name in table().scaled)
+        beside = (self._between(plain, name) for name, _ in group if name in self.table.scaled)
         profile = next((found for found in beside if found is not None), None)
         if profile is not None:
             return corrected(Need(profile, 0), told)
@@ -232,6 +234,9 @@ class MemoryGuard:
             return None
         points = tuple(Point(m, size, size) for m, size in peaks.items())
         return corrected(Need(MemoryProfile(0, points, source="none"), 0), told)
+
+    def _without_minor(self, group: MemoryGroup) -> MemoryGroup:
+        return tuple(pair for pair in group if pair[0] not in self.table.by_memory["minor"])
 
     def _between(self, plain: MemoryGroup, name: str) -> MemoryProfile | None:
         """Returns the profile at the next smaller or larger value of this knob, all others equal, whichever needs more.
@@ -256,8 +261,3 @@ class MemoryGuard:
 def _held(group: MemoryGroup, held: bool = True) -> MemoryGroup:
     """Returns the group with gradients held, or not; one that does not say is taken to hold them."""
     return tuple((name, held if name == GRADIENTS_HELD else value) for name, value in group)
-
-
-def _plain(group: MemoryGroup) -> MemoryGroup:
-    """Returns the group without its minor knobs."""
-    return tuple(pair for pair in group if pair[0] not in table().by_memory["minor"])

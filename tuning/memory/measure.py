@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from trainables.knobs import Scalar, table
+from trainables.knobs import Scalar
 from tuning.config.space import Choice, Space
 from tuning.journal.events import FootprintRecord, NoteRecord
 from tuning.journal.records import Journal
@@ -81,7 +81,7 @@ class MemoryStage:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._profiler, self._space, self._journal, self._cap_bytes = profiler, space, journal, cap_bytes
-        self._cuda, self._clock = cuda, clock
+        self._cuda, self._clock, self._table = cuda, clock, journal.run.table
         self._sizes = micro_batches(space)
         self._first = tuple(m for m in FIRST if m <= self._sizes[-1]) or (1,)
 
@@ -91,8 +91,8 @@ class MemoryStage:
         Where all fits by far the time is `ROOMY_S` at most: what is left over then matters to nobody.
         """
         known = set(footprints(self._journal.run))
-        todo: list[Group] = [c for c in memory_groups(self._space) if key_of(c) not in known]
-        todo.sort(key=_lighter)
+        todo: list[Group] = [c for c in memory_groups(self._space) if key_of(c, self._table) not in known]
+        todo.sort(key=self._lighter)
         if predict is not None and todo:
             found = predict([self._knobs(c) for c in todo])
             todo = self._by_prediction(list(zip(todo, found, strict=True)), limit_s)
@@ -128,12 +128,12 @@ class MemoryStage:
 
         Those of one model come one after the other: a large one takes seconds to load.
         """
-        shaping = [name for name, row in table().items() if row.shapes_model]
+        shaping = [name for name, row in self._table.items() if row.shapes_model]
         left, until = [], self._clock() + limit_s
         for group, prediction in sorted(predicted, key=lambda pair: [str(pair[0].get(name)) for name in shaping]):
             if self._clock() > until or not self._predicted(group, prediction):
                 left.append(group)
-        return sorted(left, key=_lighter)
+        return sorted(left, key=self._lighter)
 
     def _predicted(self, group: Group, prediction: Prediction) -> bool:
         """Writes the footprint of a prediction and one measurement beside it; returns False where it has no peaks."""
@@ -204,6 +204,14 @@ class MemoryStage:
         failed = (footprint.failed or {"micro_batch": math.inf})["micro_batch"]
         return max((m for m in self._sizes if done < m < failed and profile.capacity(m) < cap_bytes), default=None)
 
+    def _lighter(self, group: Group) -> tuple[float, ...]:
+        """Returns the key that sorts the groups that need most first, so that the rest is known to need less."""
+        moves = self._table.by_memory
+        values = (group.get(n) for n in moves["group"])
+        numbers = [-float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        switches = (-float(float(group.get(n) or 0) > 0) for n in moves["switch"])
+        return (float(group.get(CHECKPOINTING) or 0), *switches, *numbers)
+
     def _knobs(self, group: Group) -> dict[str, Scalar]:
         """Returns what is run to measure a group: the space's own start, since dropout 0 and the like matter too."""
         return {**defaults(self._space), **group}
@@ -219,13 +227,5 @@ class MemoryStage:
 
 
 def _latest(run: History, group: Group) -> FootprintRecord | None:
-    return next((one for one in reversed(run.footprints) if key_of(one.coupling) == key_of(group)), None)
-
-
-def _lighter(group: Group) -> tuple[float, ...]:
-    """Returns what sorts the groups that need most first, so that what is left over is known to need less."""
-    moves = table().by_memory
-    values = (group.get(n) for n in moves["group"])
-    numbers = [-float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    switches = (-float(float(group.get(n) or 0) > 0) for n in moves["switch"])
-    return (float(group.get(CHECKPOINTING) or 0), *switches, *numbers)
+    key = key_of(group, run.table)
+    return next((one for one in reversed(run.footprints) if key_of(one.coupling, run.table) == key), None)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainables.files import cache_dir, write_whole
-from trainables.knobs import Scalar, table
+from trainables.knobs import KnobTable, Scalar
 from trainables.source import file_hash
 from tuning import search_path
 from tuning.memory.prediction import Prediction
@@ -58,15 +58,19 @@ def default_cache() -> Path | None:
         return None
 
 
-def predict_all(requests: Sequence[Request], *, cache: Path | None, timeout_s: float = 120.0) -> list[Prediction]:
+def predict_all(
+    requests: Sequence[Request], table: KnobTable, *, cache: Path | None, timeout_s: float = 120.0
+) -> list[Prediction]:
     """Returns a prediction for each request, from the `cache` folder where it is known; never raises for what it meets.
+
+    `table` has the knobs of their workload.
 
     Where a step cannot be traced within `timeout_s` of all, the prediction is of confidence "none", and its notes say
     why. Requests of the same kernels and capability share one process: starting it, reading the workload's data and
     tracing the first step take 4 to 8 s, each further one a second or so.
     """
     deadline = time.monotonic() + timeout_s
-    wire = [_wire(request) for request in requests]
+    wire = [_wire(request, table) for request in requests]
     found: dict[str, Prediction] = {}
     asked: dict[str, dict[str, str]] = {}
     prints: dict[str, str] = {}
@@ -85,10 +89,9 @@ def predict_all(requests: Sequence[Request], *, cache: Path | None, timeout_s: f
     return [found[line] for line in wire]
 
 
-def _wire(request: Request) -> str:
+def _wire(request: Request, rows: KnobTable) -> str:
     """Returns the request as a line of JSON, less what does not change its answer."""
-    rows = table()
-    whole = {**rows.defaults, **request.knobs}
+    whole = rows.whole(request.knobs)
     knobs: dict[str, Any] = {n: whole[n] for n, row in rows.items() if row.memory in ("group", "minor", "switch")}
     for name, value in knobs.items():  # all that matters of such a rate is whether there is one
         if rows[name].domain.type is float and rows[name].memory != "group":

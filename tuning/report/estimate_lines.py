@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainables.knobs import kind_of
+from trainables.knobs import KnobTable
 from tuning.memory.fitting import MAX_MICRO_BATCH
 from tuning.memory.need import MARGINS
 from tuning.report.format import percent, plain
@@ -32,9 +32,9 @@ _TRUST = {
 }
 
 
-def shown(answer: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+def shown(answer: Mapping[str, Any], width: int, knobs: KnobTable) -> Iterator[RenderableType]:
     """Yields the paragraphs of an answer and its table, for a console of `width` columns."""
-    yield from map(_paragraph, _heading(answer))
+    yield from map(_paragraph, _heading(answer, knobs))
     if any(row["cells"] for row in answer["rows"]):
         yield ""
         yield _table(answer, min(_MOST_PARTS, max(2, (width - _LEFT_WIDTH) // _PART_WIDTH)))
@@ -64,7 +64,7 @@ def _paragraph(text: str) -> RenderableType:
     return Text(plain(text))
 
 
-def _heading(answer: Mapping[str, Any]) -> Iterator[str]:
+def _heading(answer: Mapping[str, Any], knobs: KnobTable) -> Iterator[str]:
     card = answer["card"]
     usable, whole = card["usable_bytes"], card["memory_bytes"]
     if usable is None:
@@ -77,7 +77,7 @@ def _heading(answer: Mapping[str, Any]) -> Iterator[str]:
     chosen = [
         f"{name}={plain(answer['knobs'][name])} (searched too: {', '.join(map(plain, others))})"
         for name, others in answer["searched"].items()
-        if others and kind_of(name) == "both"
+        if others and name in knobs.both
     ]
     if chosen:
         yield "with " + ", ".join(chosen)

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from trainables.knobs import Scalar, domain_of, table
-from tuning.config.cards import GIB_BYTES, Card, refuse
-from tuning.config.resolve import COMMAND_LINE, apply_card, on_cuda
+from trainables.knob_columns import refusal
+from trainables.knobs import KnobTable, Scalar
+from tuning.config.cards import GIB_BYTES, Card
+from tuning.config.complete import on_card, with_cuda_knobs
+from tuning.config.resolve import COMMAND_LINE
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, Space
 from tuning.memory.fitting import Kernels
@@ -31,7 +33,7 @@ class Question:
 
     `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `read` are the
     knobs the workload reads, `searched` those of several values with the ones left out, `typed` those of `couplings`
-    whose values the command line names, `card_typed` what it says of the card beside its name.
+    whose values the command line names, `card_typed` what it says of the card beside its name. `table` has the knobs.
     """
 
     workload: str
@@ -47,6 +49,7 @@ class Question:
     capability: tuple[int, int]
     read: tuple[str, ...]
     searched: Mapping[str, tuple[Scalar, ...]]
+    table: KnobTable
     typed: tuple[str, ...] = ()
     card_typed: str = ""
 
@@ -55,8 +58,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
     """Returns what a configuration asks of a card, which may not be among `gpus`, or of this machine's CPU."""
     card = _found(config.card, gpus)
     own: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
-    if own == "cuda":
-        config = apply_card(on_cuda(config), card)
+    config = on_card(with_cuda_knobs(config) if own == "cuda" else config, card)
     whose = own if kernels == "auto" else kernels
     base, searched = _representative(config.space)
     read = tuple(sorted({*config.space.parameters, *config.space.fixed}))
@@ -79,6 +81,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
         capability=card.capability or CAPABILITY,
         read=read,
         searched={n: values for n, values in searched.items() if n not in axes},
+        table=config.space.table,
         typed=tuple(name for name in axes if _is_typed(config, f"knobs.{name}")),
         card_typed=" ".join(
             f"{name}={size / GIB_BYTES:g}"
@@ -108,12 +111,12 @@ def _representative(space: Space) -> tuple[dict[str, Scalar], dict[str, tuple[Sc
     """Returns one value for each knob, the largest or else the first of those searched, and the others by name."""
     chosen: dict[str, Scalar] = {}
     others: dict[str, tuple[Scalar, ...]] = {}
-    for name, row in table().items():
+    for name, row in space.table.items():
         given = space.given(name)
         if row.memory == "none" or name == "micro_batch_size":
             chosen[name] = row.default
         elif isinstance(given, Range):
-            chosen[name] = domain_of(name).check(given.high)
+            chosen[name] = row.domain.check(given.high)
         elif isinstance(given, Choice):
             numbers = [v for v in given.values if isinstance(v, int | float) and not isinstance(v, bool)]
             chosen[name] = max(numbers) if numbers else given.values[0]
@@ -133,7 +136,7 @@ def _axis(config: StudyConfig, card: Card, name: str) -> tuple[Scalar, ...]:
             values = tuple(v for v in values if v != "fp16" or "bf16" not in values)  # it takes as many bytes
         elif name == "activation_checkpointing":
             values = (False, True)
-    honoured = tuple(v for v in values if refuse(card, {name: v}) is None)
+    honoured = tuple(v for v in values if refusal(config.space.table[name], v, card) is None)
     return honoured or values
 
 

@@ -20,7 +20,7 @@ from tuning.config.shareable import masked, shareable, shareable_value
 from tuning.report.format import SHOWN_FROM, plain
 from tuning.report.named import PICKS, WORDS, Named
 from tuning.report.sentences import file_of, kinds, place_sentence, train_command
-from tuning.report.summary import Summary, of_its_knobs
+from tuning.report.summary import Summary
 from tuning.report.trial_views import MEASURED, SPEED
 from tuning.stats.uncertainty import Quality
 
@@ -28,7 +28,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _GIT_TIMEOUT_S = 5
 
 
-@of_its_knobs
 def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
     """Returns `path`, where the configuration `name` now stands with what was measured and where it comes from.
 
@@ -138,7 +137,8 @@ def status_of(summary: Summary, named: Named) -> str:
 def _every_knob(summary: Summary, named: Named) -> dict[str, Scalar]:
     """All knobs that the workload reads, so that a later version with other defaults trains the same."""
     try:
-        return {name: value for name, value in Knobs.of(named.config).as_dict().items() if summary.asks_for(name)}
+        knobs = Knobs.of(named.config, summary.table).as_dict()
+        return {name: value for name, value in knobs.items() if summary.asks_for(name)}
     except ValueError as error:
         remedy = "export it with the version that made the run"
         raise ConfigError(f"{named.name}: {error}", remedy=remedy) from None

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainables.knobs import Knobs, is_active
+from trainables.knobs import Knobs, KnobTable
 from tuning.search import bottleneck
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
@@ -146,54 +146,51 @@ def counts(found: Mapping[str, int]) -> str:
 # -- knobs -------------------------------------------------------------------------------------------------------------
 
 
-def complete(config: Mapping[str, object]) -> dict[str, object]:
+def complete(config: Mapping[str, object], rows: KnobTable) -> dict[str, object]:
     """Returns every knob of a configuration with the defaults filled in, less those without effect in it."""
     try:
-        full: dict[str, object] = dict(Knobs.of(config).as_dict())
+        full: dict[str, object] = dict(Knobs.of(config, rows).as_dict())
     except ValueError:  # a run of another version: what it recorded is all there is to say
         full = dict(config)
-    return {name: value for name, value in full.items() if is_active(name, full)}
+    return {name: value for name, value in full.items() if rows.is_active(name, full)}
 
 
-def differing(config: Mapping[str, object], other: Mapping[str, object] | None) -> dict[str, object]:
+def differing(config: Mapping[str, object], other: Mapping[str, object] | None, rows: KnobTable) -> dict[str, object]:
     """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all without an `other`.
 
     A knob without effect in `other` is ignored if it is at its default in `config`.
     """
     if other is None:
         return dict(config)
-    ours, theirs, defaults = complete(config), complete(other), Knobs().as_dict()
-    return {name: value for name, value in ours.items() if theirs.get(name, defaults.get(name)) != value}
+    ours, theirs = complete(config, rows), complete(other, rows)
+    return {name: value for name, value in ours.items() if theirs.get(name, rows.defaults.get(name)) != value}
 
 
-def apart(config: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+def apart(config: Mapping[str, object], other: Mapping[str, object], rows: KnobTable) -> list[str]:
     """Returns the names of the knobs in which two configurations differ, defaults filled in."""
-    return list(dict.fromkeys([*differing(config, other), *differing(other, config)]))
+    return list(dict.fromkeys([*differing(config, other, rows), *differing(other, config, rows)]))
 
 
-def changes(config: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+def changes(config: Mapping[str, object], other: Mapping[str, object], rows: KnobTable) -> list[str]:
     """Returns "name old -> new" for each knob of `config` that is otherwise in `other`."""
-    theirs = complete(other)
-    return [
-        f"{plain(n)} {_cut(plain(theirs.get(n, '-')))} -> {_cut(plain(v))}" for n, v in differing(config, other).items()
-    ]
+    theirs, ours = complete(other, rows), differing(config, other, rows)
+    return [f"{plain(n)} {_cut(plain(theirs.get(n, '-')))} -> {_cut(plain(v))}" for n, v in ours.items()]
 
 
-def unlike(config: Mapping[str, object], other: Mapping[str, object] | None) -> list[str]:
+def unlike(config: Mapping[str, object], other: Mapping[str, object] | None, rows: KnobTable) -> list[str]:
     """Returns "name=value" for each knob that is otherwise in `other`, those that matter most to a reader first."""
-    found = differing(config, other)
+    found = differing(config, other, rows)
     first: dict[str, object] = {name: found[name] for name in ("learning_rate", "batch_size") if name in found}
     return assignments({**first, **found})
 
 
-def settings(config: Mapping[str, object], before: Mapping[str, object] | None = None) -> list[str]:
+def settings(config: Mapping[str, object], rows: KnobTable, before: Mapping[str, object] | None = None) -> list[str]:
     """Returns "name=value" for each knob that has to be set: those with another value than the default, or than in
     `before`, the user's present configuration.
     """
-    defaults = Knobs().as_dict()
-    changed = differing(config, before) if before is not None else {}
-    full = complete(config)
-    own = {n: v for n, v in full.items() if n in changed or n not in defaults or defaults[n] != v}
+    changed = differing(config, before, rows) if before is not None else {}
+    full = complete(config, rows)
+    own = {n: v for n, v in full.items() if n in changed or n not in rows or rows.defaults[n] != v}
     size, micro = "batch_size", "micro_batch_size"
     if {size, micro} & config.keys() and full[micro] != full[size]:  # else a plain loop takes a batch in one pass
         own |= {micro: full[micro]}

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from trainables.knobs import Knobs, KnobTable
 from tuning.journal.events import Config, ConfirmedRecord, Facts, MeasuredRecord, PickRecord, WindowRecord
 from tuning.journal.run import History
 from tuning.report.format import apart
@@ -87,7 +88,7 @@ class Confirming:
         """
         labels = labels or frozenset([name])
         windows, learned = self.windows(source.config), self._learned(labels)
-        own = [r for r in learned if _same(r.config or source.config, source.config)]
+        own = [r for r in learned if _same(r.config or source.config, source.config, self.run.table)]
         rates, is_probed = [r.samples_per_s for r in own if r.samples_per_s], self._is_probed(source)
         peaks = [source.peak_allocated_bytes, *(r.peak_allocated_bytes for r in own or windows)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
@@ -118,12 +119,13 @@ class Confirming:
         """Returns whether the speed of a trial or a probe is a probe's: else it is what the trial's training showed."""
         if all(end.trial != source.trial for end in self.run.ended):
             return True
-        place = place_of(source.config)
-        return any(place_of(probe.config) == place for probe in self.run.probes if probe.samples_per_s)
+        table = self.run.table
+        place = place_of(source.config, table)
+        return any(place_of(probe.config, table) == place for probe in self.run.probes if probe.samples_per_s)
 
     def windows(self, config: Config) -> list[WindowRecord]:
         """Returns a configuration's windows, under whatever name it had them."""
-        return [window for window in self.run.windows if _same(window.config, config)]
+        return [window for window in self.run.windows if _same(window.config, config, self.run.table)]
 
     def by_round(self, one: Named) -> dict[int, float]:
         """Returns the median samples a second of a configuration in each round."""
@@ -135,7 +137,7 @@ class Confirming:
 
     def by_seed(self, one: Named) -> dict[int, float]:
         """Returns the samples a second of a configuration's trainings on each fresh seed."""
-        own = [r for r in self._learned(one.labels) if _same(r.config or one.config, one.config)]
+        own = [r for r in self._learned(one.labels) if _same(r.config or one.config, one.config, self.run.table)]
         return {r.seed: r.samples_per_s for r in own if r.samples_per_s}
 
     def _quality(self, objective: str, confirmed: Sequence[ConfirmedRecord], source: TrialView) -> Quality | None:
@@ -151,9 +153,9 @@ class Confirming:
         return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, most=most, confirmed=False)
 
 
-def _same(config: Config, other: Config) -> bool:
+def _same(config: Config, other: Config, table: KnobTable) -> bool:
     """Returns whether two configurations run the same; one that was not written runs as none."""
-    return bool(config) and not apart(config, other)
+    return bool(config) and not apart(config, other, table)
 
 
 def _ended_after(trainings: Sequence[ConfirmedRecord]) -> int | None:
@@ -218,13 +220,15 @@ def judged(
     measured += [(record.name, record) for record in (*run.probes, *run.all_windows, *run.confirmed)]
     for name, one in named.items():
         labels = {name, one.trial, *one.labels} - {""}
-        own = [r for label, r in measured if r.spans and label in labels and _same(r.config or one.config, one.config)]
+        known = [r for label, r in measured if r.spans and label in labels]
+        own = [r for r in known if _same(r.config or one.config, one.config, run.table)]
         source = max(own, key=_last_of_longest, default=None)
         if source is not None:
             peak = one.peak_allocated_bytes
             memory_frac = peak / cap_bytes if peak and cap_bytes else None
+            knobs = Knobs.of(one.config, run.table)
             verdict = bottleneck.judge(
-                source.spans, source.telemetry, one.config, memory_frac=memory_frac, tried=tried, asked=asked
+                source.spans, source.telemetry, knobs, memory_frac=memory_frac, tried=tried, asked=asked
             )
             card = bottleneck.card_words(source.telemetry, one.samples_per_s)
             found[name] = replace(one, verdict=verdict, card=card)
@@ -261,7 +265,7 @@ def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) ->
     of one kind, or as known. Of a configuration over itself it is 1, or over one that differs in `RATE` alone: that two
     measurements of it differ is noise.
     """
-    found, others = [], [name for name in named if name not in ("best", reference)]
+    table, found, others = confirming.run.table, [], [name for name in named if name not in ("best", reference)]
     pairs = [*(("best", name) for name in named if name not in PICKS), *((name, reference) for name in others)]
     for of, over in pairs:
         if of not in named or over not in named:
@@ -274,7 +278,7 @@ def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) ->
             (kind, ours_per_s), (other, theirs_per_s) = known
             grounds = f"{kind}s" if kind == other else f"a {kind} over a {other}"
             gain = Gain(of, over, ours_per_s / theirs_per_s, None, None, 0, grounds)
-        if gain is not None and RATE.issuperset(apart(pair[0].config, pair[1].config)):
+        if gain is not None and RATE.issuperset(apart(pair[0].config, pair[1].config, table)):
             gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds)
         if gain is not None:
             found.append(gain)

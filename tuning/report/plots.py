@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainables.knobs import table
+from trainables.knobs import KnobTable
 from tuning.config.cards import GIB_BYTES
 from tuning.memory.groups import need_of
 from tuning.report.format import complete, plain, size
@@ -156,7 +156,7 @@ def throughput(summary: Summary) -> Figure | None:
 
     Configurations named by hand are left out: they differ from the others in everything at once.
     """
-    own = [(complete(p.config), p) for p in summary.probes if p.trial not in summary.named and p.config]
+    own = [(complete(p.config, summary.table), p) for p in summary.probes if p.trial not in summary.named and p.config]
     names = [n for n in dict.fromkeys(n for config, _ in own for n in config)
              if len({plain(config[n]) for config, _ in own if n in config}) > 1]  # fmt: skip
     if not names or not any(p.samples_per_s for _, p in own):
@@ -166,7 +166,7 @@ def throughput(summary: Summary) -> Figure | None:
     def draw(panels: Sequence[Axes]) -> None:
         top = max(p.samples_per_s or 0.0 for _, p in own)
         for axes, name in zip(panels, names, strict=False):
-            _panel(axes, name, [(config[name], p) for config, p in own if name in config])
+            _panel(axes, name, [(config[name], p) for config, p in own if name in config], summary.table)
             axes.set_ylim(0, top * 1.12)
         for axes in panels[len(names) :]:
             axes.set_axis_off()
@@ -177,9 +177,9 @@ def throughput(summary: Summary) -> Figure | None:
     return _figure("probes", 0.2 + 1.3 * rows, draw, caption + "Crosses did not run.", (rows, _PANELS))
 
 
-def _panel(axes: Axes, name: str, measured: Sequence[tuple[object, TrialView]]) -> None:
+def _panel(axes: Axes, name: str, measured: Sequence[tuple[object, TrialView]], rows: KnobTable) -> None:
     """Draws the speeds with each value of one knob, numbers in their order."""
-    listed = [plain(value) for value in table()[name].domain.values] if name in table() else []
+    listed = [plain(value) for value in rows[name].domain.values] if name in rows else []
     kept = sorted({plain(v) for v, _ in measured}, key=lambda text: (_number(text) or 0.0, text))
     kept.sort(key=lambda text: listed.index(text) if text in listed else -1)
     fastest: list[tuple[int, float]] = []
@@ -204,7 +204,7 @@ def memory(summary: Summary) -> Figure | None:
     What ran out of memory and what was refused are crosses, the latter where they were predicted.
     """
     seen = [v for v in (*summary.probes, *summary.trials, *summary.refused) if v.peak_allocated_bytes and v.config]
-    placed = [(*need, v) for v in seen if (need := _need(v)) is not None]
+    placed = [(*need, v) for v in seen if (need := _need(v, summary.table)) is not None]
     if not placed:
         return None
     cap, best = summary.place.cap_bytes, summary.best
@@ -223,7 +223,7 @@ def memory(summary: Summary) -> Figure | None:
             axes.scatter([micro], [peak], s=16, facecolors=PAPER, edgecolors=MUTED, linewidths=0.8, zorder=3)
         for points in ran.values():
             axes.plot(*zip(*sorted(points.items()), strict=True), color=SOFT, linewidth=1.2, zorder=2)
-        if best is not None and best.peak_allocated_bytes and (need := _need(best)) is not None:
+        if best is not None and best.peak_allocated_bytes and (need := _need(best, summary.table)) is not None:
             axes.scatter([need[1]], [best.peak_allocated_bytes / unit], s=42, color=ACCENT, zorder=5)
             _label(axes, "best", need[1], best.peak_allocated_bytes / unit)
         if cap:
@@ -245,10 +245,10 @@ def memory(summary: Summary) -> Figure | None:
     return _figure("memory", 2.8, draw, f"{caption} Crosses ran out of memory, or were refused ahead.{capped}")
 
 
-def _need(one: TrialView | Named) -> tuple[object, int] | None:
+def _need(one: TrialView | Named, table: KnobTable) -> tuple[object, int] | None:
     """Returns memory group and micro-batch of a configuration; None where it is of another version."""
     try:
-        return need_of(one.config)
+        return need_of(one.config, table)
     except (TypeError, ValueError):
         return None
 

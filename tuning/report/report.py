@@ -20,7 +20,7 @@ from tuning.config.shareable import shareable
 from tuning.report import format as fmt
 from tuning.report import plots, sentences, tables
 from tuning.report.format import duration, percent, plain
-from tuning.report.summary import Summary, of_its_knobs
+from tuning.report.summary import Summary
 
 
 def write_report(summary: Summary, path: Path) -> Path:
@@ -28,7 +28,6 @@ def write_report(summary: Summary, path: Path) -> Path:
     return atomic.write_text(path, render(summary))
 
 
-@of_its_knobs
 def render(summary: Summary) -> str:
     """Returns the page."""
     environment = jinja2.Environment(
@@ -45,7 +44,7 @@ def render(summary: Summary) -> str:
         measured=sentences.measured_sentence(summary),
         cut=sentences.cut_sentence(summary),
         train=sentences.train_command(summary, "best"),
-        settings=fmt.settings(best.config, sentences.present(summary)) if best else [],
+        settings=fmt.settings(best.config, summary.table, sentences.present(summary)) if best else [],
         place=sentences.place_sentence(summary.place),
         notes=[note for note in summary.notes if note not in summary.warnings],
         knobs=tables.knobs(summary),

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainables.knobs import Scalar, kind_of, table
+from trainables.knobs import Scalar
 from tuning.config.cards import HERE, lacking
 from tuning.config.choices import available
 from tuning.config.lenient import finite
@@ -22,7 +22,7 @@ from tuning.report import format as fmt
 from tuning.report.answers import BesideToday
 from tuning.report.format import duration, outcome, percent, plain, ratio, size
 from tuning.report.named import Named
-from tuning.report.summary import Place, Summary, of_its_knobs
+from tuning.report.summary import Place, Summary
 from tuning.report.trial_views import TrialView
 from tuning.search.bottleneck import Verdict
 from tuning.search.race import SYSTEM
@@ -31,7 +31,7 @@ from tuning.stats.uncertainty import Gain
 
 def left_out(config: StudyConfig) -> list[str]:
     """Returns what of the space and of the named configurations is left out, by what it needs."""
-    missing, others = lacking(config.card, config.dropped)
+    missing, others = lacking(config.card, config.dropped, config.space.table)
     found = []
     for needs, by_place in missing.items():
         names = list(dict.fromkeys(by_place.get("knobs", ())))
@@ -62,7 +62,6 @@ LEAST_ALIKE = 3
 """So many trainings of exactly one quality are said to be suspicious."""
 
 
-@of_its_knobs
 def answer(found: Summary) -> str:
     """Returns what the run found in one sentence: what to set, how much faster that trains, and how good it is."""
     best, reference = found.best, found.reference
@@ -89,17 +88,18 @@ def _none_better(found: Summary) -> str:
 def _to_set(found: Summary, best: Named) -> str:
     """Returns what is to be set, in a few words; the settings in full are told elsewhere."""
     today, reference, rest = present(found), found.reference, ""
-    if reference and not _apart(best, reference):
+    if reference and not _apart(found, best, reference):
         today, rest = reference.config, f", the rest as in {called(reference.name)}"
-    chosen = fmt.unlike(best.config, today) if today is not None else fmt.settings(best.config)
+    table = found.table
+    chosen = fmt.unlike(best.config, today, table) if today is not None else fmt.settings(best.config, table)
     if len(chosen) > SETTINGS:
         chosen = [*chosen[: SETTINGS - 1], f"and {len(chosen) - SETTINGS + 1} more"]
     return f"Set {', '.join(chosen)}{rest}" if chosen else "Leave every knob at its default"
 
 
-def _apart(one: Named, other: Named) -> list[str]:
+def _apart(found: Summary, one: Named, other: Named) -> list[str]:
     """Returns the knobs in which two configurations differ, without system knobs."""
-    return [n for n in fmt.apart(one.config, other.config) if n not in table() or kind_of(n) != "system"]
+    return [n for n in fmt.apart(one.config, other.config, found.table) if n not in found.table.system]
 
 
 def _speed(found: Summary, best: Named) -> str:
@@ -114,14 +114,14 @@ def _learned(found: Summary) -> list[str]:
     best, reference, objective = found.named["best"], found.reference, plain(found.objective)
     own = found.answers["best"].quality
     if found.objective not in best.quality:
-        is_system = reference is not None and not _apart(best, reference)
+        is_system = reference is not None and not _apart(found, best, reference)
         return ["only system knobs differ" if is_system else f"its {objective} was not measured"] if objective else []
     if own is None or reference is None:
         return [f"with {objective} {best.quality[found.objective].mean:.3f}{_seeds(found, None)}"]
     over = called(reference.name)
     beside = f"({own.own:.3f}, {over} {own.reference:.3f}{_seeds(found, own)})"
     by = fmt.difference(abs(own.difference))[1:]
-    verdict = own.verdict if _apart(best, reference) else "same"  # system knobs change nothing that is learned
+    verdict = own.verdict if _apart(found, best, reference) else "same"  # system knobs change nothing that is learned
     said = {
         "same": f"at the same {objective} {beside}",
         "better": f"with {objective} better by {by} {beside}",
@@ -146,7 +146,6 @@ def _seeds(found: Summary, own: BesideToday | None) -> str:
     return {0: ", by other seeds", 1: ", on one seed"}.get(own.seeds, f", on {own.seeds} seeds")
 
 
-@of_its_knobs
 def cautions(found: Summary) -> list[str]:
     """Returns what speaks against taking the answer as it is, a sentence each, without a full stop."""
     told = (sentence(found) for sentence in (baseline_sentence, same_sentence, too_short_sentence))
@@ -241,7 +240,7 @@ def keeps_today(found: Summary) -> bool:
 
 def _differs(found: Summary, name: str) -> bool:
     """Returns whether the pick is another configuration than the one of that name."""
-    return found.best is not None and bool(fmt.apart(found.best.config, found.named[name].config))
+    return found.best is not None and bool(fmt.apart(found.best.config, found.named[name].config, found.table))
 
 
 def _recorded_runs_dir(found: Summary) -> str:
@@ -292,8 +291,8 @@ def alike_sentence(found: Summary, gain: Gain) -> str:
     """
     if gain.is_told:  # what a knob of the user's own does is not known, and windows are
         return ""
-    apart = fmt.apart(found.named[gain.of].config, found.named[gain.over].config)
-    if any(kind_of(name) != "learning" or name == "batch_size" for name in apart):
+    apart = fmt.apart(found.named[gain.of].config, found.named[gain.over].config, found.table)
+    if any(found.table[name].kind != "learning" or name == "batch_size" for name in apart):
         return ""
     only = f"only {', '.join(sorted(apart))} differ{'s' * (len(apart) == 1)}" if apart else "the same configuration"
     return f"as fast as {called(gain.over)} ({only})"
@@ -398,7 +397,6 @@ def shares(found: Summary) -> list[tuple[str, float]]:
     return sorted(((name, s) for name, s in parts if s > 0), key=lambda part: -part[1])
 
 
-@of_its_knobs
 def next_commands(found: Summary, folder: Path) -> list[str]:
     """Returns the commands that are of use next, to be pasted into a shell; `folder` is the run's."""
     if found.best is None:

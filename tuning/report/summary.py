@@ -5,13 +5,13 @@ Pure, so a run that is still going, was cut off or was recorded long ago is summ
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from trainables.knobs import KnobTable, table, using
+from trainables.knobs import KnobTable
+from trainables.our_knobs import EVERY
 from tuning.config.lenient import mapping, whole
 from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import events, timeline
@@ -28,7 +28,6 @@ from tuning.search.rule import Baseline, best_baseline
 from tuning.stats.uncertainty import Gain, Spread
 
 _NOTHING = Record(-1, "", "", {})
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,8 @@ class Summary:
     """Nothing more is measured: the run has come to its export."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """The system knobs that were found to change what is learned, each with the reason in words."""
-    table: KnobTable = field(default_factory=table)
-    """The knobs of its workload, which may be another than that in use."""
+    table: KnobTable = field(default_factory=lambda: EVERY)
+    """The knobs of its workload."""
     nodes: tuple[events.NodeRecord, ...] = ()
     """The nodes of a cluster as they were checked, in each session anew."""
     reference_name: str = ""
@@ -159,27 +158,11 @@ def _spread(pick: events.PickRecord) -> Spread | None:
     return Spread(pick.spread, pick.spread_degrees or PRIOR_DEGREES) if pick.spread else None
 
 
-def of_its_knobs(shown: _Function) -> _Function:
-    """Returns the function of a summary as one that works with the knobs of the summary's own workload in use."""
-
-    @functools.wraps(shown)
-    def called(found: Summary, *args: Any, **kwargs: Any) -> Any:
-        with using(found.table):
-            return shown(found, *args, **kwargs)
-
-    return cast(_Function, called)
-
-
 def of_run(run: History, ablated: History | None = None) -> Summary:
     """Returns the summary of a run, whole or cut off at any record; without records it is empty.
 
     `ablated` is what `ablate` measured later: it is no part of the run's time.
     """
-    with using(run.table):
-        return _of_run(run, ablated)
-
-
-def _of_run(run: History, ablated: History | None) -> Summary:
     study, pick = run.study or events.StudyRecord.read(_NOTHING), run.pick
     provisional = pick is None
     if pick is None:
@@ -230,7 +213,7 @@ def _of_run(run: History, ablated: History | None) -> Summary:
         stop_reason="" if run.stop is None else run.stop.reason,
         is_finished=run.is_finished or run.began("export") is not None,
         kinds={} if run.kinds is None else run.kinds.changed,
-        table=table(),
+        table=run.table,
         reference_name=reference_name,
         provisional=provisional and "best" in named,
         sets_its_seed=selection.sets_its_seed(run),

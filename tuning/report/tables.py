@@ -21,7 +21,7 @@ from tuning.report.format import (
 )
 from tuning.report.named import WORDS, Named
 from tuning.report.sentences import alike_sentence, bound, found_by, keeps_today
-from tuning.report.summary import Summary, of_its_knobs
+from tuning.report.summary import Summary
 from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
@@ -37,7 +37,6 @@ class Grid:
     stressed: int | None = None
 
 
-@of_its_knobs
 def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     """Returns today's configuration, what there is to choose from instead, and others named by hand, side by side.
 
@@ -133,7 +132,7 @@ def active(found: Summary) -> Grid | None:
         return None
     words = {True: "as asked", False: "not as asked", None: "cannot be told"}
     asked = {name: value for name, value in found.best.config.items() if found.asks_for(name)}
-    rows = runtime_check.compare(asked, found.best.active)
+    rows = runtime_check.compare(asked, found.best.active, found.table)
     return Grid(["knob", "asked", "seen", ""], [[r.knob, r.asked, r.seen, words[r.agrees]] for r in rows])
 
 
@@ -200,10 +199,9 @@ def compared(first: Summary, second: Summary) -> Grid:
     return Grid(["", first.id, second.id], rows)
 
 
-@of_its_knobs
 def _knobs_of(found: Summary, one: Named) -> dict[str, object]:
     """Returns the knobs of a configuration that the run's workload reads, defaults filled in."""
-    return {name: value for name, value in complete(one.config).items() if found.asks_for(name)}
+    return {name: value for name, value in complete(one.config, found.table).items() if found.asks_for(name)}
 
 
 def _exact(value: object) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from trainables.knobs import Scalar, kind_of
+from trainables.knobs import KnobTable, Scalar
 from tuning.config.cards import HERE
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, values_of
@@ -19,7 +19,7 @@ from tuning.report import format as fmt
 from tuning.report import sentences, tables
 from tuning.report.format import duration, labelled, percent, plain, rate, size
 from tuning.report.named import Named
-from tuning.report.summary import Summary, of_its_knobs
+from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
 from tuning.search.ablation import AblationResult
@@ -47,12 +47,12 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
         else f"{budget.train_epochs:g} epoch{'s' * (budget.train_epochs != 1)} a trial"
     )
     dtypes, kinds = space.given("amp_dtype"), ("system", "both") if search.trials != 0 else ("system",)
-    fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
+    fixed = {n: v for n, v in fmt.differing(space.fixed, {}, space.table).items() if space.table[n].kind != "learning"}
     batch = space.given("batch_size")
     whole = batch.high if isinstance(batch, Range) else max(map(float, values_of(batch)))
     if fixed.get("micro_batch_size") == whole:  # no batch is cut
         del fixed["micro_batch_size"]
-    measured = ", ".join(n for n in space.parameters if kind_of(n) in kinds)
+    measured = ", ".join(space.subset(kinds).parameters)
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
         ("plan", ", ".join(steps)),
@@ -86,7 +86,7 @@ def trained_on(study: events.StudyRecord, folder: Path) -> list[tuple[str, str]]
 
 
 def event(
-    made: events.Event, reference: Mapping[str, Scalar] | None, objective: str = "", count: str = ""
+    made: events.Event, reference: Mapping[str, Scalar] | None, table: KnobTable, objective: str = "", count: str = ""
 ) -> tuple[str, str] | None:
     """Returns label and text of what happened, None for what is not told; knobs are those unlike in `reference`.
 
@@ -99,11 +99,11 @@ def event(
         case events.DecisionRecord():
             parts = [made.trial, made.reason]
         case events.RefusedRecord():
-            parts = [count, made.reason, _knobs(made.config, reference)]
+            parts = [count, made.reason, _knobs(made.config, reference, table)]
         case events.WindowRecord():
             parts = [count, made.name, _speed(made) or made.outcome]
         case events.ProbeRecord():
-            ran = [_speed(made) or made.outcome, _peak(made), _knobs(made.config, reference)]
+            ran = [_speed(made) or made.outcome, _peak(made), _knobs(made.config, reference, table)]
             parts = [count, made.name, *ran, _failed(made)]
         case events.ConfirmedRecord():
             values = _values(made.values, objective)
@@ -114,15 +114,15 @@ def event(
             values = _values(made.values, objective)
             # Of a trial that failed the speed is only what was expected.
             speed = _speed(made).replace(" samples", "") if values else ""
-            parts = [count, made.trial, ended, values, speed, _knobs(made.config, reference), _failed(made)]
+            parts = [count, made.trial, ended, values, speed, _knobs(made.config, reference, table), _failed(made)]
         case _:
             return None
     label = "again" if isinstance(made, events.ConfirmedRecord) else made.event
     return label, "  ".join(plain(part) for part in parts if part)
 
 
-def _knobs(config: Mapping[str, Scalar], reference: Mapping[str, Scalar] | None) -> str:
-    return " ".join(fmt.unlike(config, reference)) or "as the best so far" * bool(reference)
+def _knobs(config: Mapping[str, Scalar], reference: Mapping[str, Scalar] | None, table: KnobTable) -> str:
+    return " ".join(fmt.unlike(config, reference, table)) or "as the best so far" * bool(reference)
 
 
 def _values(measured: events.Values, objective: str) -> str:
@@ -144,7 +144,6 @@ def _failed(made: events.MeasuredRecord) -> str:
     return fmt.fit(plain(made.message), MESSAGE_COLUMNS) if is_failed else ""
 
 
-@of_its_knobs
 def summary(found: Summary) -> list[RenderableType]:
     """Returns the result to be printed: the answer in a sentence, what to set, what else to choose, then the rest."""
     best, head = found.best, Text(plain(sentences.answer(found)), style="bold")
@@ -153,11 +152,11 @@ def summary(found: Summary) -> list[RenderableType]:
         rows.append(("note", Text(f"{cut}.", style="yellow")))
     if best is not None and not sentences.keeps_today(found):
         before, trial = sentences.present(found), f"({sentences.found_by(best)})"
-        chosen = fmt.settings(best.config, before)
+        chosen = fmt.settings(best.config, found.table, before)
         rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else f"nothing: the defaults {trial}"))
         if chosen:
             rows.append(("", f"every other knob {'as in before' if before is not None else 'at its default'} {trial}"))
-        if before is not None and (changes := fmt.changes(best.config, before)):
+        if before is not None and (changes := fmt.changes(best.config, before, found.table)):
             rows.append(("changes", f"from before: {', '.join(changes)}"))
     rows += [("but", Text(f"{said}.", style="yellow")) for said in sentences.cautions(found)]
     parts = [head, labelled(rows)] if rows else [head]
@@ -208,7 +207,7 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     if best.card:
         yield "card", best.card
     asked_for = {name: value for name, value in best.config.items() if found.asks_for(name)}
-    for text in runtime_check.disagreements(asked_for, best.active):
+    for text in runtime_check.disagreements(asked_for, best.active, found.table):
         yield "note", text
 
 

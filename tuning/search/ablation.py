@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainables.knob_columns import word
-from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
+from trainables.knobs import Knobs, KnobTable, Scalar
 from tuning.journal.events import Facts, WindowRecord
 from tuning.journal.run import History
 from tuning.memory.groups import micro_batch_of
@@ -60,15 +60,15 @@ class AblationResult:
 
 
 def changes(
-    best: Mapping[str, Scalar], today: Mapping[str, Scalar], name: str = "before"
+    best: Mapping[str, Scalar], today: Mapping[str, Scalar], table: KnobTable, name: str = "before"
 ) -> tuple[list[Change], dict[str, str]]:
     """Returns the changes to measure, and of those that are none beside the other knobs the reason in words.
 
     `name` is what the configuration `today` is called. Knobs that change what is learned and not how fast are left out;
     the batch size changes both.
     """
-    new, old = Knobs.of(best).as_dict(), Knobs.of(today).as_dict()
-    differing = [n for n in table() if new[n] != old[n] and (kind_of(n) != "learning" or n in BATCHES)]
+    new, old = Knobs.of(best, table).as_dict(), Knobs.of(today, table).as_dict()
+    differing = [n for n in table if new[n] != old[n] and (table[n].kind != "learning" or n in BATCHES)]
     groups: list[tuple[str, ...]] = [(n,) for n in differing]
     if all(n in differing for n in BATCHES):
         groups.append(BATCHES)
@@ -76,18 +76,20 @@ def changes(
     for knobs in groups:
         value, instead_of = ("/".join(word(own[n]) for n in knobs) for own in (new, old))
         for base, own, other in (("best", new, old), (name, old, new)):
-            config = settled({**own, **{n: other[n] for n in knobs}})
+            config = settled({**own, **{n: other[n] for n in knobs}}, table)
             change = Change(base, knobs, value, instead_of, config)
-            if config == settled(own):
+            if config == settled(own, table):
                 idle[f"{base}: {change.label}"] = "changes nothing there, beside its other knobs"
             else:
                 found.append(change)
     return found, idle
 
 
-def turns(ends: Mapping[str, Mapping[str, Scalar]], changed: Sequence[Change]) -> dict[str, dict[str, Scalar]]:
+def turns(
+    ends: Mapping[str, Mapping[str, Scalar]], changed: Sequence[Change], table: KnobTable
+) -> dict[str, dict[str, Scalar]]:
     """Returns what takes turns, by name: the two `ends` if they are changed, and what comes of it."""
-    named = {name: settled(own) for name, own in ends.items() if any(one.base == name for one in changed)}
+    named = {name: settled(own, table) for name, own in ends.items() if any(one.base == name for one in changed)}
     return {**named, **{one.name: dict(one.config) for one in changed}}
 
 
@@ -128,7 +130,7 @@ def raw(changed: Sequence[Change]) -> list[dict[str, str]]:
     return [{name: getattr(one, name) for name in _OF_CHANGE} for one in changed]
 
 
-def settled(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def settled(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
     """Returns the knobs as a run takes them: none without effect, the micro-batch no larger than the batch."""
-    full = {**Knobs.of(knobs).as_dict(), "micro_batch_size": micro_batch_of(knobs)}
-    return {name: value for name, value in full.items() if is_active(name, full)}
+    full = {**Knobs.of(knobs, table).as_dict(), "micro_batch_size": micro_batch_of(knobs)}
+    return {name: value for name, value in full.items() if table.is_active(name, full)}

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainables.knob_columns import Bound, Measured, word
-from trainables.knobs import Knobs, is_active, table
-from tuning.journal.events import Config, Facts
+from trainables.knobs import Knobs
+from tuning.journal.events import Facts
 
 Band = Literal["good", "OK", "bad"]
 
@@ -90,7 +90,7 @@ def shares(spans: Mapping[str, float], telemetry: Facts | None = None) -> Shares
 def judge(
     spans: Mapping[str, float],
     telemetry: Facts | None = None,
-    knobs: Config | None = None,
+    knobs: Knobs | None = None,
     *,
     memory_frac: float | None = None,
     tried: Collection[str] = (),
@@ -99,7 +99,7 @@ def judge(
     """Returns the verdict, or None where the spans say nothing; `memory_frac` is the peak over the cap.
 
     Remedies that the knobs hold already are left out, and those of knobs that are not `asked` for (None: all are);
-    those in `tried` are kept apart. Raises ValueError for knobs that the table in use lacks.
+    those in `tried` are kept apart.
     """
     found = shares(spans, telemetry)
     if found is None:
@@ -121,7 +121,7 @@ def judge(
         sentence += f"; held by waiting for data {percent(found.waited)}{f' ({loading})' if loading else ''}"
     if (stolen := facts.get("steal_frac", 0.0)) >= NOTED_FRAC:
         sentence += f"; disturbed, {percent(stolen)} of the processor went to other machines"
-    own = Knobs.of(knobs or {})
+    own = knobs or Knobs()
     measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"))
     bounds: list[Bound] = ["loader", bound] if waits else [bound]
     remedies = list(dict.fromkeys(remedy for each in bounds for remedy in _remedies(each, own, measured)))
@@ -184,11 +184,11 @@ def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:
     A system knob that was measured to change what this workload learns is not advised.
     """
     found = []
-    for name, row in table().items():
-        if name in table().kinds:
+    for name, row in own.table.items():
+        if name in own.table.kinds:
             continue
         value = row.remedies[bound](own, measured) if bound in row.remedies else None
-        if value is not None and value != getattr(own, name) and is_active(name, own.as_dict()):
+        if value is not None and value != getattr(own, name) and own.table.is_active(name, own.as_dict()):
             found.append((value != row.default, row.kind != "system", f"{name}={word(value)}"))
     return (text for *_, text in sorted(found, key=lambda one: one[:2]))
 

@@ -7,12 +7,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainables.knobs import Knobs, Scalar, is_active, table
+from trainables.knobs import KnobTable, Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
 from tuning.journal.events import ConfirmedRecord, NoteRecord, WindowRecord
 from tuning.journal.records import Journal
 from tuning.journal.run import History
+from tuning.memory.groups import batch_size_of
 from tuning.memory.oom import Outcome
 from tuning.search.proposals import FASTER, Known, Proposals, Seen
 from tuning.search.protocols import Profiler, Told
@@ -110,7 +111,7 @@ def confirm(
     configs |= {SYSTEM: dict(terms.system or {}), terms.reference_name: dict(terms.reference)}
     admitted, is_speed = race.admitted, terms.rule.goal == "speed"
     at_speed, accurate = race.best_quality(race.reference_per_s / FASTER), race.best_quality()
-    entrants = _entrants(race, configs, terms)
+    entrants = _entrants(race, configs, terms, journal.run.table)
     beside = {name: configs[name] for name in dict.fromkeys([at_speed, accurate]) if name and admitted[:1] != [name]}
     turns = {**entrants, terms.reference_name: configs[terms.reference_name]}
     others: dict[str, Mapping[str, Scalar]] = {**named, **beside}
@@ -128,7 +129,7 @@ def confirm(
 
 
 def _entrants(
-    race: Race, configs: Mapping[str, dict[str, Scalar]], terms: ConfirmTerms
+    race: Race, configs: Mapping[str, dict[str, Scalar]], terms: ConfirmTerms, table: KnobTable
 ) -> dict[str, dict[str, Scalar]]:
     """Returns who may be the answer, by name: those admitted that are nearly as fast as the first, and the first with
     the system knobs of today; else the reference with the fastest system knobs.
@@ -140,10 +141,10 @@ def _entrants(
     chosen = [name for name in admitted[:3] if race.per_s(name) >= NEARLY * first]
     found = {name: configs[name] for name in (chosen if terms.rule.goal == "speed" else admitted[:1])}
     # The micro-batch is that of its batch, and today's need not be.
-    system = {n: v for n, v in terms.reference.items() if n in table().system and n != "micro_batch_size"}
+    system = {n: v for n, v in terms.reference.items() if n in table.system and n != "micro_batch_size"}
     of_today = {**configs[admitted[0]], **system}
-    of_today = {n: v for n, v in of_today.items() if is_active(n, of_today)}
-    if all({**table().defaults, **own} != {**table().defaults, **of_today} for own in found.values()):
+    of_today = {n: v for n, v in of_today.items() if table.is_active(n, of_today)}
+    if all(table.whole(own) != table.whole(of_today) for own in found.values()):
         found[admitted[0] + WITH_TODAY] = of_today
     return found
 
@@ -412,10 +413,11 @@ def _warmed(
     The first window after another configuration is slow, and is not counted. Left out with a note is who fails, and
     who would, by its probe, not come to `LEAST_ROUNDS`, or leave no time for a round of those before it.
     """
-    speeds, costs_s = Speeds(probed(journal.run.probes)), dict[str, float]()
+    table, costs_s = journal.run.table, dict[str, float]()
+    speeds = Speeds(probed(journal.run.probes, table), table)
     for name, knobs in named.items():
         rate = speeds.of(knobs)
-        least_s = WINDOW_STEPS * Knobs.of(knobs).batch_size / rate if rate else 0.0
+        least_s = WINDOW_STEPS * batch_size_of(knobs) / rate if rate else 0.0
         if left_s() < max((1 + LEAST_ROUNDS) * least_s, least_s + sum(costs_s.values())):
             text = f"too little time is left to measure {name} in turns with the others"
             told(journal.append(NoteRecord, text=f"{text}: a larger search.max_time has it"))

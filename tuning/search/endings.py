@@ -130,7 +130,7 @@ def observation(
 ) -> Observation:
     """Returns what the sampler is told of a trial that ended, or of a configuration that was refused."""
     if isinstance(end, RefusedRecord) or end.outcome in OVER_MEMORY:
-        verdict = guard.judge(*need_of(end.config))
+        verdict = guard.judge(*need_of(end.config, guard.table))
         # A launched OOM was predicted to fit: what its last step would have needed is the least.
         wanted_bytes = end.wanted_bytes if isinstance(end, TrialRecord) else None
         cap_bytes = end.cap_bytes or guard.cap_bytes

@@ -6,13 +6,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from trainables.knobs import Scalar, is_active, table
+from trainables.knobs import Scalar
 from tuning.config.schema import ProbeSection, StudyConfig
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.events import ProbeRecord, RefusedRecord
 from tuning.journal.records import Journal
 from tuning.journal.run import History
-from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused, uncut
+from tuning.memory.groups import batch_size_of, defaults, fits, learn, micro_batch_of, need_of, refused, uncut
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.memory.oom import CRASHED, Outcome, others_would_crash
 from tuning.search.protocols import Probes, Told
@@ -57,7 +57,7 @@ class ProbeStage:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._profiler, self._space, self._journal, self._guard = profiler, space, journal, guard
-        self._budget, self._clock = budget, clock
+        self._budget, self._clock, self._table = budget, clock, space.table
         self._batch_size = reference_batch_size(space)
         self._groups = speed_groups(space)
         self._probe_s = budget.probe_time_s
@@ -127,7 +127,7 @@ class ProbeStage:
             before = best
             for name in self._space.subset({"system"}).parameters:
                 current = start if best is None else best.knobs
-                if not is_active(name, current):
+                if not self._table.is_active(name, current):
                     continue
                 for value in _nearest_first(_values(self._space, name), current.get(name)):
                     candidate = self._clipped({**(start if best is None else best.knobs), name: value})
@@ -152,10 +152,10 @@ class ProbeStage:
                 record = self._measure(alone, self._probe_s)
             self._known[self._place(knobs)] = record
             self._told(record)
-        return next(iter(probed([record] if isinstance(record, ProbeRecord) else [])), None)
+        return next(iter(probed([record] if isinstance(record, ProbeRecord) else [], self._table)), None)
 
     def _place(self, knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
-        return place_of({**knobs, "batch_size": self._batch_size})
+        return place_of({**knobs, "batch_size": self._batch_size}, self._table)
 
     def _rank(self, found: Probed | None) -> tuple[bool, float]:
         """A probe that fits only as one micro-step serves that size alone: the best only if nothing else fits."""
@@ -170,11 +170,13 @@ class ProbeStage:
         rank, best_rank = self._rank(found), self._rank(best)
         if best is None or rank[0] != best_rank[0]:
             return rank > best_rank
-        left = without_slower_optimizers([best, found])
+        left = without_slower_optimizers([best, found], self._table)
         return rank > best_rank if len(left) == 2 else left == [found]
 
     def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> ProbeRecord:
-        peers = [p for p in probed(self._journal.run.probes) if group_of(p.knobs) == group_of(knobs)]
+        own = group_of(knobs, self._table)
+        known = probed(self._journal.run.probes, self._table)
+        peers = [p for p in known if group_of(p.knobs, self._table) == own]
         size = int(knobs.get("batch_size", self._batch_size))
         fastest = max((rate for p in peers if (rate := p.at_batch_size(size)) is not None), default=0.0)
         p_oom = self._judged(knobs).p_oom
@@ -194,7 +196,7 @@ class ProbeStage:
         return alone if self._judged(alone).fits else knobs
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
-        return self._guard.judge(*need_of(knobs), threshold=MOST_P_OOM_PROBE)
+        return self._guard.judge(*need_of(knobs, self._guard.table), threshold=MOST_P_OOM_PROBE)
 
     def _refuse(self, knobs: dict[str, Scalar]) -> RefusedRecord | None:
         verdict = self._judged(knobs)
@@ -206,35 +208,37 @@ class ProbeStage:
         """
         here = {**self._space.fixed, **group, "batch_size": self._batch_size}
         ends = [r for r in self._known.values() if isinstance(r, ProbeRecord)]
-        known = [p for p in probed(ends) if inside(self._space, p)]
-        found = without_slower_optimizers(known)
-        own = [p for p in found if group_of(p.knobs) == group_of(here)]
+        known = [p for p in probed(ends, self._table) if inside(self._space, p)]
+        found = without_slower_optimizers(known, self._table)
+        place = group_of(here, self._table)
+        own = [p for p in found if group_of(p.knobs, self._table) == place]
         best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)
         base = uncut(self._space, self._journal.run, self._guard) if best is None else best.knobs
-        return self._clipped({**here, **{n: v for n, v in base.items() if n in table().system}})
+        return self._clipped({**here, **{n: v for n, v in base.items() if n in self._table.system}})
 
     def _clipped(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        whole = {"learning_rate": table().defaults["learning_rate"], **knobs, "batch_size": self._batch_size}
-        return {n: v for n, v in whole.items() if is_active(n, whole)}
+        rate = self._table.defaults["learning_rate"]
+        whole = {"learning_rate": rate, **knobs, "batch_size": self._batch_size}
+        return {n: v for n, v in whole.items() if self._table.is_active(n, whole)}
 
 
 def left_out(run: History, space: Space) -> list[str]:
     """Returns the searched system knobs of which only one value was probed, or refused, though they have an effect
     beside the others of the fastest probe.
     """
-    probes = [r for r in run.probes if not r.name]
-    best = max(probed(probes), key=lambda one: one.samples_per_s, default=None)
+    probes, table = [r for r in run.probes if not r.name], space.table
+    best = max(probed(probes, table), key=lambda one: one.samples_per_s, default=None)
     if best is None:
         return []
     configs = [r.config for r in probes] + [r.config for r in _refused(run)]
-    searched = [n for n in space.subset({"system"}).parameters if is_active(n, best.knobs)]
-    size = int(best.knobs.get("batch_size", table().defaults["batch_size"]))
+    searched = [n for n in space.subset({"system"}).parameters if table.is_active(n, best.knobs)]
+    size = batch_size_of(best.knobs)
 
     def come_to(name: str, values: Iterable[Scalar | None]) -> set[Scalar | None]:
         return {min(int(v), size) if name == "micro_batch_size" and v is not None else v for v in values}
 
     def tried(name: str) -> set[Scalar | None]:
-        return come_to(name, (config.get(name) for config in configs if is_active(name, config)))
+        return come_to(name, (config.get(name) for config in configs if table.is_active(name, config)))
 
     return [n for n in searched if len(tried(n)) < 2 <= len(come_to(n, _values(space, n)))]
 
@@ -251,7 +255,7 @@ def _refused(run: History) -> list[RefusedRecord]:
 def speed_groups(space: Space) -> list[dict[str, Scalar]]:
     """Returns every combination of the searched "both" knobs, the fewer values differ from the defaults the sooner."""
     start = defaults(space)
-    names = [n for n in table().both if isinstance(space.parameters.get(n), Choice)]
+    names = [n for n in space.table.both if isinstance(space.parameters.get(n), Choice)]
     values = [p.values for n in names if isinstance(p := space.parameters[n], Choice)]
     groups = [dict(zip(names, combination, strict=True)) for combination in itertools.product(*values)]
     return sorted(groups, key=lambda group: sum(start.get(n) != v for n, v in group.items()))

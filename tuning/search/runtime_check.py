@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainables.knob_columns import Seen, word
-from trainables.knobs import is_active, table
+from trainables.knobs import KnobTable
 from tuning.journal.events import Config
 
 
@@ -23,12 +23,12 @@ class Row:
     agrees: bool | None
 
 
-def compare(config: Config, active: Seen) -> list[Row]:
+def compare(config: Config, active: Seen, table: KnobTable) -> list[Row]:
     """Returns a row for each knob of the configuration that can be read back; none for a run without a first step."""
     rows = []
     for name, asked in config.items() if active else ():
-        reader = table()[name].seen if name in table() else None
-        if reader is None or not is_active(name, config):
+        reader = table[name].seen if name in table else None
+        if reader is None or not table.is_active(name, config):
             continue
         try:
             found = reader(asked, active)
@@ -39,10 +39,10 @@ def compare(config: Config, active: Seen) -> list[Row]:
     return rows
 
 
-def disagreements(config: Config, active: Seen) -> list[str]:
+def disagreements(config: Config, active: Seen, table: KnobTable) -> list[str]:
     """Returns a sentence for each knob that was not honoured; the same one whenever the same is seen."""
     return [
         f"knobs.{row.knob}={row.asked} was asked; the first step showed {row.seen}"
-        for row in compare(config, active)
+        for row in compare(config, active, table)
         if row.agrees is False
     ]

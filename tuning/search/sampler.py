@@ -20,7 +20,7 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from trainables.knobs import Scalar, is_active, table
+from trainables.knobs import Scalar
 from tuning.config.cards import GIB_BYTES
 from tuning.config.choices import SamplerName
 from tuning.config.space import Choice, Parameter, Range, Space
@@ -77,7 +77,7 @@ class Sampler:
         """`initial` are proposed first; what they leave out is drawn."""
         self._space, self._objectives, self._seed, self._name = space, dict(objectives), seed, name
         self._names = sorted(
-            space.parameters, key=lambda knob: knob in table().requiring
+            space.parameters, key=lambda knob: knob in space.table.requiring
         )  # after the knob that it needs
         self._initial = [dict(values) for values in initial]
         self._live: dict[int, optuna.Trial] = {}
@@ -161,7 +161,7 @@ class Sampler:
             asked.append(trial := self._study.ask())
             values: dict[str, Scalar] = {}
             for name in self._names:
-                if is_active(name, {**self._space.fixed, **values}):
+                if self._space.table.is_active(name, {**self._space.fixed, **values}):
                     values[name] = _suggest(trial, name, self._space.parameters[name])
             settled = self._settled(values)
             found = None if _key(settled) in self._seen else settled
@@ -192,7 +192,7 @@ class Sampler:
         """Returns `start` with what it lacks drawn."""
         values: dict[str, Scalar] = {}
         for name in self._names:
-            if is_active(name, {**self._space.fixed, **values}):
+            if self._space.table.is_active(name, {**self._space.fixed, **values}):
                 values[name] = start[name] if name in start else self._space.parameters[name].at(float(draw.random()))
         return self._settled(values)
 

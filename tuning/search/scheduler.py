@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainables.knobs import Knobs, Scalar, table
+from trainables.knobs import Scalar
 from tuning.config.choices import PrunerName, SamplerName, Strategy
 from tuning.config.schema import PLAIN
 from tuning.config.space import Space
 from tuning.journal import events
 from tuning.journal.records import Journal
 from tuning.journal.run import History
-from tuning.memory.groups import defaults, learn, need_of, peaks_are_whole, refused
+from tuning.memory.groups import batch_size_of, defaults, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome, others_would_crash
 from tuning.search import endings
@@ -74,8 +74,8 @@ class TrialScheduler:
         self._journal, self._space, self._guard = journal, space, guard
         self._terms, self._plan, self._told = terms, plan, told
         self._staged = terms.strategy == "staged"
-        known = [p for p in probed(self._run.probes) if inside(space, p)] if self._staged else []
-        self._speeds = Speeds(known, is_alone=plan.concurrency == 1)
+        known = [p for p in probed(self._run.probes, space.table) if inside(space, p)] if self._staged else []
+        self._speeds = Speeds(known, space.table, is_alone=plan.concurrency == 1)
         searched = space.subset({"learning", "both"}) if self._staged else space
         self._names = tuple(searched.parameters)
         self._objective, mode = next(iter(terms.objectives.items()))
@@ -229,7 +229,7 @@ class TrialScheduler:
         *earlier, _ = ((result.get("active") or {}).get("phases") or {"": 1.0}).values()
         if not earlier:
             return False
-        begun = result["samples"] - Knobs.of(result["knobs"]).batch_size  # where its last batch has: it has one phase
+        begun = result["samples"] - batch_size_of(result["knobs"])  # where its last batch has: it has one phase
         return bool(begun < sum(earlier) * self._plan.samples)
 
     def widened(self, trial: str, result: Mapping[str, Any]) -> None:
@@ -278,7 +278,7 @@ class TrialScheduler:
     def _say_halved(self, trial: str, begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> None:
         """Says where running out of memory has changed what a trial learned: by its micro-batch, where that matters."""
         size = "micro_batch_size"
-        if size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size):
+        if size in self._space.table.kinds and begun.get(size, ended.get(size)) != ended.get(size):
             text = f"{trial} ran out of memory and went on with {size}={ended[size]} in place of {begun[size]}"
             self._told(self._journal.append(events.NoteRecord, text=f"{text}, which changes what is learned here"))
 
@@ -405,7 +405,7 @@ class TrialScheduler:
         A training lasts longer than a probe, whose speed varies by 14 % (docs/log/known_speeds.md). Trials side by side
         slow each other down: then only groups without a probe have a ratio.
         """
-        if own := self._ratios.get(group_of(knobs)):
+        if own := self._ratios.get(group_of(knobs, self._space.table)):
             return statistics.geometric_mean(own)
         others = [ratio for ratios in self._ratios.values() for ratio in ratios]
         return statistics.median(others) if len(others) >= FEW_RATIOS and self._plan.concurrency == 1 else 1.0
@@ -472,8 +472,8 @@ class TrialScheduler:
         In the joint strategy, and where it changes what is learned, the micro-batch is what is searched: it is judged
         as proposed. (A trial that runs out of memory all the same goes on with half of it: see `_say_halved`.)
         """
-        alters_nothing = self._staged and "micro_batch_size" in table().system
-        return self._guard.judge(*need_of(knobs), shrink=self._plan.shrink and alters_nothing)
+        alters_nothing = self._staged and "micro_batch_size" in self._space.table.system
+        return self._guard.judge(*need_of(knobs, self._guard.table), shrink=self._plan.shrink and alters_nothing)
 
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, **more: str) -> events.RefusedRecord:
         return refused(self._journal, knobs, verdict, self._guard.cap_bytes, "search", **more)
@@ -528,9 +528,11 @@ class TrialScheduler:
         if end.outcome != Outcome.OK or not measured or expected is None:
             return
         if probed_per_s is None:  # a group without a probe; the recorded speed is as it would be without neighbours
-            self._ratios[group_of(knobs)].append((end.samples_per_s or measured) / expected.samples_per_s)
+            self._ratios[group_of(knobs, self._space.table)].append(
+                (end.samples_per_s or measured) / expected.samples_per_s
+            )
         elif self._plan.concurrency == 1:
-            self._ratios[group_of(knobs)].append(measured / probed_per_s)
+            self._ratios[group_of(knobs, self._space.table)].append(measured / probed_per_s)
 
     def _observation(self, end: events.TrialRecord | events.RefusedRecord) -> Observation:
         return endings.observation(end, self._objective, self._qualities, self._guard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainables.knobs import Scalar, table
+from trainables.knobs import KnobTable, Scalar
 from tuning.config.choices import available
 from tuning.config.lenient import finite, mapping
 from tuning.config.schema import BEFORE
@@ -63,7 +63,8 @@ def fastest_probed(
     If `start` is the configuration of that name it stays as it is, unless a probe of it was slower, or failed: what was
     never compared is no gain.
     """
-    choice = fastest(Speeds([p for p in probed(run.probes) if inside(space, p)]), guard, start)
+    known = [p for p in probed(run.probes, space.table) if inside(space, p)]
+    choice = fastest(Speeds(known, space.table), guard, start)
     asked = [p for p in run.probes if named and p.name == named and p.outcome != Outcome.CUT]
     own = [p.samples_per_s for p in asked if p.outcome == Outcome.OK and p.samples_per_s]
     if choice is None:
@@ -74,9 +75,9 @@ def fastest_probed(
 
 def _fitting(config: dict[str, Scalar], space: Space, guard: MemoryGuard) -> dict[str, Scalar]:
     """Returns the configuration with the micro-batch at which it may begin: `fastest` may mean a smaller one."""
-    group, micro_batch = need_of(config)
+    group, micro_batch = need_of(config, guard.table)
     fits = guard.fitting(group, micro_batch)
-    may_be_cut = "micro_batch_size" in table().system and "micro_batch_size" not in space.fixed
+    may_be_cut = "micro_batch_size" in space.table.system and "micro_batch_size" not in space.fixed
     return {**config, "micro_batch_size": fits} if may_be_cut and 0 < fits < micro_batch else config
 
 
@@ -91,22 +92,22 @@ def fastest_probe(run: History) -> ProbeRecord | None:
 
     For a user's file it is the probed `before` with the fastest system knobs of its speed group.
     """
-    own = [p for p in run.probes if not p.name and p.outcome == Outcome.OK]
-    alike = [p for p in own if _learned(p.config) == _learned(own[0].config)]
+    own, table = [p for p in run.probes if not p.name and p.outcome == Outcome.OK], run.table
+    alike = [p for p in own if _learned(p.config, table) == _learned(own[0].config, table)]
     ref = None if run.study is None else run.study.setting("workload", "ref")
-    before = next((p for p in reversed(run.probes) if p.name == BEFORE and probed([p])), None)
+    before = next((p for p in reversed(run.probes) if p.name == BEFORE and probed([p], table)), None)
     if not own or before is None or ref in available("workload"):
         return max(alike, key=lambda p: p.samples_per_s or 0.0, default=None)
-    today, (first, *others) = before.config, probed([before, *own])
-    group = [p for p in (first, *others) if group_of(p.knobs) == group_of(today)]
-    choice = Speeds(group).ranked(today)[0]
-    if choice.system != first.system:  # what was seen of `before` does not hold for it
+    today, (first, *others) = before.config, probed([before, *own], table)
+    group = [p for p in (first, *others) if group_of(p.knobs, table) == group_of(today, table)]
+    choice = Speeds(group, table).ranked(today)[0]
+    if choice.system != first.system(table):  # what was seen of `before` does not hold for it
         before = replace(before, message="", peak_allocated_bytes=None, spans={}, telemetry={}, active={})
     return replace(before, name="", config={**today, **choice.system}, samples_per_s=choice.samples_per_s)
 
 
-def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {name: value for name, value in knobs.items() if name not in table().system}
+def _learned(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
+    return {name: value for name, value in knobs.items() if name not in table.system}
 
 
 def sets_its_seed(run: History) -> bool:

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
+from trainables.knobs import KnobTable, Scalar
 from tuning.config.space import Range, Space, values_of
 from tuning.journal.events import ProbeRecord
-from tuning.memory.groups import defaults, micro_batch_of, need_of
+from tuning.memory.groups import batch_size_of, defaults, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.runtime_check import compare
@@ -62,11 +62,10 @@ class Probed:
         """Returns the samples of one of its micro-steps."""
         return micro_batch_of(self.knobs)
 
-    @cached_property
-    def system(self) -> Mapping[str, Scalar]:
+    def system(self, table: KnobTable) -> dict[str, Scalar]:
         """Returns its system knobs, the micro-batch as it ran."""
         whole = {**self.knobs, "micro_batch_size": self.micro_batch_size}
-        return {n: v for n, v in whole.items() if n in table().system}
+        return {n: v for n, v in whole.items() if n in table.system}
 
     def at_batch_size(self, batch_size: int) -> float | None:
         """Returns samples a second at this batch size, or None where the batch is smaller than what was measured."""
@@ -83,7 +82,7 @@ class SystemChoice:
     samples_per_s: float
 
 
-def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
+def _cut(probes: Sequence[Probed], batch_size: int, table: KnobTable) -> list[SystemChoice]:
     """Returns what a batch in one piece is expected to give where a larger micro-batch, cut to it, was probed.
 
     Its micro-step takes as long as a straight line between the next smaller and larger ones has it, without a smaller
@@ -91,12 +90,12 @@ def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
     """
     alike: dict[frozenset[tuple[str, Scalar]], dict[int, Probed]] = {}
     for one in probes:
-        others = frozenset((n, v) for n, v in one.system.items() if n != "micro_batch_size")
+        others = frozenset((n, v) for n, v in one.system(table).items() if n != "micro_batch_size")
         alike.setdefault(others, {})[one.micro_batch_size] = one
     found = []
     for others, by_size in alike.items():
         sizes = sorted(by_size)
-        if "micro_batch_size" not in table().system or batch_size in by_size or sizes[-1] < batch_size:
+        if "micro_batch_size" not in table.system or batch_size in by_size or sizes[-1] < batch_size:
             continue
         larger = by_size[next(size for size in sizes if size > batch_size)]
         micro_step_s = float(np.interp(batch_size, sizes, [by_size[size].micro_step_s for size in sizes]))
@@ -105,16 +104,16 @@ def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
     return found
 
 
-def without_slower_optimizers(probes: Sequence[Probed]) -> list[Probed]:
+def without_slower_optimizers(probes: Sequence[Probed], table: KnobTable) -> list[Probed]:
     """Returns the probes without those whose optimiser step is clearly slower than that of another much like them.
 
     They differ in knobs that change nothing but that step. Its seconds, medians of a speed group, tell which is slower;
     those of micro-steps differ from probe to probe by more than such a knob saves (docs/log/probes.md). What takes the
     place of a probe has its micro-batch, and a micro-step that takes no longer but for that difference.
     """
-    names = [name for name in table().system if table()[name].span == "optimizer"]
+    names = [name for name in table.system if table[name].span == "optimizer"]
     steps_s: dict[tuple[Any, ...], list[float]] = {}
-    keys = [(group_of(p.knobs), tuple({**table().defaults, **p.knobs}[name] for name in names)) for p in probes]
+    keys = [(group_of(p.knobs, table), tuple(table.whole(p.knobs)[name] for name in names)) for p in probes]
     for probe, key in zip(probes, keys, strict=True):
         steps_s.setdefault(key, []).append(probe.optimizer_step_s)
     timed = [(p, key[0], statistics.median(steps_s[key])) for p, key in zip(probes, keys, strict=True)]
@@ -132,14 +131,14 @@ def without_slower_optimizers(probes: Sequence[Probed]) -> list[Probed]:
     ]
 
 
-def averaged(probes: Sequence[Probed]) -> list[Probed]:
+def averaged(probes: Sequence[Probed], table: KnobTable) -> list[Probed]:
     """Returns each configuration once, such as `before`, which is probed by its name too; its seconds are the means.
 
     The faster of two noisy probes would flatter it, and the slower be what its trial is judged by.
     """
     alike: dict[tuple[Scalar, ...], list[Probed]] = {}
     for probe in probes:
-        alike.setdefault(place_of(probe.knobs), []).append(probe)
+        alike.setdefault(place_of(probe.knobs, table), []).append(probe)
 
     return [
         replace(
@@ -158,17 +157,17 @@ _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]
 class Speeds:
     """The speed of trials by their probes; `learn` takes what trials measured themselves."""
 
-    def __init__(self, probes: Sequence[Probed], *, is_alone: bool = False) -> None:
+    def __init__(self, probes: Sequence[Probed], table: KnobTable, *, is_alone: bool = False) -> None:
         """`is_alone` says that one trial trains at a time, so that no neighbour costs it anything.
 
         What is left then is that probes are short, which takes `FEW_RATIOS` trials to tell from a probe that was off.
         """
-        self._is_alone = is_alone
+        self.table, self._is_alone = table, is_alone
         self._groups: dict[tuple[Scalar, ...], list[Probed]] = {}
-        known = averaged(probes)
-        for probe in without_slower_optimizers(known):
-            self._groups.setdefault(group_of(probe.knobs), []).append(probe)
-        self._exact = {place_of(probe.knobs): probe for probe in known}
+        known = averaged(probes, table)
+        for probe in without_slower_optimizers(known, table):
+            self._groups.setdefault(group_of(probe.knobs, table), []).append(probe)
+        self._exact = {place_of(probe.knobs, table): probe for probe in known}
         self._ranked: dict[Any, list[SystemChoice]] = {}
         self._ratios: list[float] = []
 
@@ -178,7 +177,7 @@ class Speeds:
         A group that nobody probed has those of the group that shares most of its values, and their speeds; of several
         that share as many, of the slowest, so that nothing unprobed is taken to be faster than what was.
         """
-        batch_size, group = Knobs.of(knobs).batch_size, group_of(knobs)
+        batch_size, group = batch_size_of(knobs), group_of(knobs, self.table)
         if (group, batch_size) not in self._ranked:
             known = {**self._of_larger(group, batch_size), **self._known(batch_size)}
             ranked = {other: sorted(known[other], key=lambda choice: -choice.samples_per_s) for other in known}
@@ -192,9 +191,9 @@ class Speeds:
         That is so where the micro-batch changes what is learned, and no probe has one as small as the batch: a sample
         is then taken to cost what it does there, so that the batch has the system knobs that are fastest beside it.
         """
-        if "micro_batch_size" not in table().both or group in self._groups:
+        if "micro_batch_size" not in self.table.both or group in self._groups:
             return {}
-        place = table().both.index("micro_batch_size")
+        place = self.table.both.index("micro_batch_size")
         size, rest = int(group[place]), (group[:place], group[place + 1 :])
         larger = {
             int(g[place]): g for g in self._groups if (g[:place], g[place + 1 :]) == rest and int(g[place]) > size
@@ -204,21 +203,22 @@ class Speeds:
         found, nearest = [], min(larger)
         for probe in self._groups[larger[nearest]]:
             known = replace(probe.estimate, micro_step_s=size / nearest * probe.micro_step_s)
-            found.append(SystemChoice(probe.system, known.samples_per_s(batch_size, size)))
+            found.append(SystemChoice(probe.system(self.table), known.samples_per_s(batch_size, size)))
         return {group: found}
 
     def _known(self, batch_size: int) -> _Groups:
         """Returns what the probes of each group say of a batch size; a group of which they say nothing is left out."""
         found = {}
         for group, probes in self._groups.items():
-            rates = [(probe.system, probe.at_batch_size(batch_size)) for probe in probes]
-            found[group] = [SystemChoice(system, rate) for system, rate in rates if rate] + _cut(probes, batch_size)
+            rates = [(probe.system(self.table), probe.at_batch_size(batch_size)) for probe in probes]
+            known = [SystemChoice(system, rate) for system, rate in rates if rate]
+            found[group] = known + _cut(probes, batch_size, self.table)
         return {group: own for group, own in found.items() if own}
 
     def of(self, knobs: Mapping[str, Scalar]) -> float | None:
         """Returns what a probe found for exactly these knobs, at their batch size; None where nobody probed them."""
-        probe = self._exact.get(place_of(knobs))
-        return None if probe is None else probe.at_batch_size(Knobs.of(knobs).batch_size)
+        probe = self._exact.get(place_of(knobs, self.table))
+        return None if probe is None else probe.at_batch_size(batch_size_of(knobs))
 
     def learn(self, knobs: Mapping[str, Scalar], measured: float | None) -> None:
         """Takes the samples a second that a trial measured itself."""
@@ -246,7 +246,7 @@ def fastest(speeds: Speeds, guard: MemoryGuard, knobs: Mapping[str, Scalar]) -> 
     for choice in speeds.ranked(knobs):
         if best is not None and choice.samples_per_s <= best.samples_per_s:
             break
-        group, micro_batch = need_of({**knobs, **choice.system})
+        group, micro_batch = need_of({**knobs, **choice.system}, guard.table)
         share = guard.fitting(group, micro_batch) / micro_batch
         if share and (best is None or choice.samples_per_s * share > best.samples_per_s):
             best = SystemChoice(choice.system, choice.samples_per_s * share)
@@ -255,43 +255,44 @@ def fastest(speeds: Speeds, guard: MemoryGuard, knobs: Mapping[str, Scalar]) -> 
 
 def system_only(space: Space, start: Mapping[str, Scalar]) -> Space:
     """Returns the space of the system knobs alone, every other knob fixed at `start`: nothing learned can change."""
-    held = {n: start[n] for n in space.parameters if n in start and kind_of(n) != "system"}
-    return Space(space.subset({"system"}).parameters, {**space.fixed, **held})
+    held = {n: start[n] for n in space.parameters if n in start and space.table[n].kind != "system"}
+    return replace(space.subset({"system"}), fixed={**space.fixed, **held})
 
 
-def probed(probes: Iterable[ProbeRecord]) -> list[Probed]:
+def probed(probes: Iterable[ProbeRecord], table: KnobTable) -> list[Probed]:
     """Returns the probes that succeeded, and say how long their steps take."""
     return [
-        Probed(p.config, p.micro_step_s, p.optimizer_step_s, p.samples_per_s, _idle(p), p.pass_s, p.pass_samples)
+        Probed(p.config, p.micro_step_s, p.optimizer_step_s, p.samples_per_s, _idle(p, table), p.pass_s, p.pass_samples)
         for p in probes
         if p.outcome == Outcome.OK and p.samples_per_s and p.micro_step_s is not None and p.optimizer_step_s is not None
     ]
 
 
-def _idle(probe: ProbeRecord) -> frozenset[str]:
-    rows = compare(probe.config, probe.active)
+def _idle(probe: ProbeRecord, table: KnobTable) -> frozenset[str]:
+    rows = compare(probe.config, probe.active, table)
     return frozenset(row.knob for row in rows if row.agrees is False and row.knob != "micro_batch_size")  # cut evenly
 
 
-def group_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
+def group_of(knobs: Mapping[str, Scalar], table: KnobTable) -> tuple[Scalar, ...]:
     """Returns the speed group: the values of the "both" knobs, defaults filled in, a micro-batch cut to its batch."""
-    full = _whole(knobs)
-    return tuple(full[name] for name in table().both)
+    full = _whole(knobs, table)
+    return tuple(full[name] for name in table.both)
 
 
-def place_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
+def place_of(knobs: Mapping[str, Scalar], table: KnobTable) -> tuple[Scalar, ...]:
     """Returns what has to be equal for a probe to answer for exactly these knobs; those without effect are left out."""
-    full = _whole(knobs)
-    return (*(full[n] if is_active(n, full) else table().defaults[n] for n in table().system), *group_of(full))
+    full = _whole(knobs, table)
+    system = (full[n] if table.is_active(n, full) else table.defaults[n] for n in table.system)
+    return (*system, *group_of(full, table))
 
 
-def _whole(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {**table().defaults, **knobs, "micro_batch_size": micro_batch_of(knobs)}
+def _whole(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
+    return {**table.defaults, **knobs, "micro_batch_size": micro_batch_of(knobs)}
 
 
 def suits(space: Space, probe: Probed) -> bool:
     """Returns whether the space has the probe's "both" knobs, so that a trial can be made of them."""
-    return _allows(space, probe, table().both)
+    return _allows(space, probe, space.table.both)
 
 
 def inside(space: Space, probe: Probed) -> bool:
@@ -301,14 +302,14 @@ def inside(space: Space, probe: Probed) -> bool:
     """
     start = defaults(space) if probe.idle else {}
     has_effect = all(probe.knobs.get(n) == start[n] for n in probe.idle if n in space.parameters)
-    return has_effect and _allows(space, probe, table().system)
+    return has_effect and _allows(space, probe, space.table.system)
 
 
 def _allows(space: Space, probe: Probed, names: Sequence[str]) -> bool:
-    full = {**table().defaults, **probe.knobs}
+    full = space.table.whole(probe.knobs)
     for name in names:
-        given = space.given(name)
-        if not is_active(name, full) or (name in table().system and name not in {**space.parameters, **space.fixed}):
+        given, is_system = space.given(name), space.table[name].kind == "system"
+        if not space.table.is_active(name, full) or (is_system and name not in {**space.parameters, **space.fixed}):
             continue
         allowed = full[name] in given if isinstance(given, Range) else full[name] in values_of(given)
         if not allowed:

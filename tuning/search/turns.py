@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping
 
-from trainables.knobs import Scalar, table
+from trainables.knobs import KnobTable, Scalar
 from tuning.config.space import Space
 from tuning.journal.run import History
 from tuning.memory.groups import fits
@@ -33,11 +33,12 @@ def last_candidates(
     Those are the configuration with other system knobs that fit, fastest first, as far as a probe may be off by that.
     """
     found: dict[str, Mapping[str, Scalar]] = {"best": config, **{n: own for n, own in named.items() if n != "best"}}
-    ranked = Speeds([p for p in probed(run.probes) if inside(space, p)]).ranked(config)
+    table = space.table
+    ranked = Speeds([p for p in probed(run.probes, table) if inside(space, p)], table).ranked(config)
     for choice in ranked:
         own, number = space.complete({**config, **choice.system}), 1 + len(found) - len(named)
         is_near = choice.samples_per_s * PROBES_DIFFER >= ranked[0].samples_per_s
-        is_new = all((place_of(own), _learned(own)) != (place_of(other), _learned(other)) for other in found.values())
+        is_new = all(_identity(own, table) != _identity(other, table) for other in found.values())
         if most > 0 and is_near and is_new and fits(guard, own):
             found[f"best {number}"], most = own, most - 1
     return found
@@ -45,11 +46,17 @@ def last_candidates(
 
 def alike(space: Space, config: Mapping[str, Scalar], others: Configs) -> list[str]:
     """Returns the names of those that differ from the configuration in system knobs alone, which the space has."""
-    return [n for n, own in others.items() if _learned(own) == _learned(config) and inside(space, Probed(own, 0, 0, 0))]
+    learned = _learned(config, space.table)
+    is_alike = {n: _learned(own, space.table) == learned for n, own in others.items()}
+    return [n for n, own in others.items() if is_alike[n] and inside(space, Probed(own, 0, 0, 0))]
 
 
-def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {n: v for n, v in {**table().defaults, **knobs}.items() if n not in table().system}
+def _identity(knobs: Mapping[str, Scalar], table: KnobTable) -> tuple[tuple[Scalar, ...], dict[str, Scalar]]:
+    return place_of(knobs, table), _learned(knobs, table)
+
+
+def _learned(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
+    return {n: v for n, v in table.whole(knobs).items() if n not in table.system}
 
 
 def least_changed(
@@ -75,7 +82,7 @@ def least_changed(
         return statistics.fmean(behind) > min(SAME_FRAC, statistics.stdev(behind) / math.sqrt(len(behind)))
 
     def changes(name: str) -> tuple[int, float]:
-        pairs = zip(place_of(turns[name]), place_of(today), strict=True)
+        pairs = zip(place_of(turns[name], run.table), place_of(today, run.table), strict=True)
         return sum(own != other for own, other in pairs), -statistics.median(rates[name].values())
 
     picked = min((n for n in rates if n == fastest or not is_slower(n)), key=changes)

@@ -8,8 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainables.knobs import Knobs, Scalar
-from tuning.config.choices import available
+from trainables.knobs import Scalar
 from tuning.config.resolve import COMMAND_LINE, measured_beside
 from tuning.config.schema import BEFORE, PLAIN, PLANNED_TRIALS, StudyConfig
 from tuning.journal.events import StudyRecord
@@ -23,7 +22,7 @@ from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
 from tuning.search.race import LEAST_SEEDS
 from tuning.search.scheduler import SearchTerms
-from tuning.search.throughput import Speeds, group_of, probed, suits
+from tuning.search.throughput import Probed, Speeds, group_of, probed, suits
 from tuning.workers import machine, slots
 
 PREDICT_S = 60.0
@@ -69,7 +68,7 @@ class Limits:
         cores: int | None = None,
         threads: int | None = None,
     ) -> None:
-        self._config, self._facts, self._journal = config, facts, journal
+        self.config, self._facts, self._journal = config, facts, journal
         self._began, self._free_bytes, self._devices = began, free_bytes, devices
         self._cores, self._threads = cores, threads
         self._ram_bytes: int | None = None
@@ -80,7 +79,7 @@ class Limits:
 
         Infinity without a limit.
         """
-        limit_s = self._config.search.max_time_s
+        limit_s = self.config.search.max_time_s
         return math.inf if limit_s is None else self._began + limit_s - EXPORT_S
 
     def left_s(self) -> float:
@@ -89,7 +88,7 @@ class Limits:
 
     def probe_s(self) -> float:
         """Returns the seconds that all probes may take."""
-        return probes_s(self._config, self.left_s())
+        return probes_s(self.config, self.left_s())
 
     def predict_s(self) -> float:
         """Returns the seconds that predicting memory may take; what is not predicted by then is measured.
@@ -104,7 +103,7 @@ class Limits:
 
     def cap_bytes(self) -> int:
         """Returns what one trial that has the device to itself may take."""
-        card = self._config.card
+        card = self.config.card
         if card.device == "cuda":
             memory_bytes = int(self._facts.device["memory_bytes"])
             own = memory_bytes - card.reserve_bytes if card.cap_bytes is None else card.cap_bytes
@@ -113,12 +112,12 @@ class Limits:
             return card.cap_bytes
         if self._ram_bytes is None:  # once: while trials run, less is free
             free_bytes = machine.available_bytes() if self._free_bytes is None else self._free_bytes
-            self._ram_bytes = int(free_bytes * RAM_FRAC) // self._config.devices_per_trial
+            self._ram_bytes = int(free_bytes * RAM_FRAC) // self.config.devices_per_trial
         return self._ram_bytes
 
     def plan(self) -> TrialPlan:
         """Returns how every trial is run: its samples, rungs, and its slot. On a card it takes the probes to say."""
-        config, budget, ranks = self._config, self._config.budget, self._config.devices_per_trial
+        config, budget, ranks = self.config, self.config.budget, self.config.devices_per_trial
         cores = max(1, (self._cores or machine.cores()) // ranks)
         samples = self.horizon()
         first = max(1, round(samples * budget.rungs.first_frac))
@@ -167,25 +166,25 @@ class Limits:
         study = self._journal.run.study
         if study is not None and study.horizon_samples:
             return study.horizon_samples
-        epochs, train_samples = self._config.budget.train_epochs, self._facts.train_samples
+        epochs, train_samples = self.config.budget.train_epochs, self._facts.train_samples
         if not isinstance(epochs, str):
             return max(1, round(epochs * train_samples))
-        limit_s, rate, today = self._config.search.max_time_s, self._typical_per_s(), self._config.workload.epochs
+        limit_s, rate, today = self.config.search.max_time_s, self._typical_per_s(), self.config.workload.epochs
         if limit_s is None or not rate:
             return (
                 max(1, round((today or 1.0) * train_samples)) if limit_s is None else self._at_most_today(train_samples)
             )
-        search_s, asked = max(0.0, self.left_s() - confirm.SHARE * limit_s), self._config.search.trials
+        search_s, asked = max(0.0, self.left_s() - confirm.SHARE * limit_s), self.config.search.trials
         planned = PLANNED_TRIALS if asked == "auto" else max(1, asked)
         seen = min(rate * search_s / planned, self.reference_per_s() * REFERENCE_FRAC * search_s or math.inf)
         passes = min(today or MOST_EPOCHS, seen / train_samples)
         passes = math.floor(passes) if 1 <= passes != today else passes
-        least = FEWEST_STEPS * int(groups.defaults(self._config.space).get("batch_size", Knobs().batch_size))
+        least = FEWEST_STEPS * groups.batch_size_of(groups.defaults(self.config.space))
         return self._at_most_today(max(least, round(passes * train_samples)))
 
     def _at_most_today(self, samples: int) -> int:
         """Returns the samples of a trial, no more than the file says that it is trained on today."""
-        today = self._config.workload.epochs
+        today = self.config.workload.epochs
         return samples if today is None else max(1, min(samples, round(today * self._facts.train_samples)))
 
     def _typical_per_s(self) -> float:
@@ -195,15 +194,18 @@ class Limits:
         one script it had five trials of 51 passes come to their end in three minutes, this mean 22 of 23.
         """
         groups: dict[Any, float] = {}
-        for probe in probed(self._journal.run.probes):
-            place = group_of(probe.knobs)
-            if suits(self._config.space, probe):
+        for probe in self._probed():
+            place = group_of(probe.knobs, self._journal.run.table)
+            if suits(self.config.space, probe):
                 groups[place] = max(groups.get(place, 0.0), probe.samples_per_s)
         return statistics.geometric_mean(groups.values()) if groups else self._fastest_per_s()
 
+    def _probed(self) -> list[Probed]:
+        return probed(self._journal.run.probes, self._journal.run.table)
+
     def _fastest_per_s(self) -> float:
         """Returns the largest speed that was probed, 0 where nothing was."""
-        return max((p.samples_per_s for p in probed(self._journal.run.probes)), default=0.0)
+        return max((p.samples_per_s for p in self._probed()), default=0.0)
 
     def training_s(self) -> float:
         """Returns about how long a training takes at the fastest speed probed; 0 where nothing was."""
@@ -212,18 +214,18 @@ class Limits:
 
     def long(self) -> str:
         """Returns that a search without a limit takes `LONG_S` and more, by the fastest speed probed; "" where not."""
-        count, training_s = self._config.search.most_trials, self.training_s()
+        count, training_s = self.config.search.most_trials, self.training_s()
         whole_s = math.ceil(count / max(1, self.plan().concurrency)) * training_s
-        if self._config.search.max_time_s is not None or whole_s < LONG_S:
+        if self.config.search.max_time_s is not None or whole_s < LONG_S:
             return ""
         said = f"{count} trials of {duration(training_s)} and more each may take {duration(whole_s)}"
         return f"{said}: search.max_time=8h has an answer by then, budget.train_epochs=N shorter trials"
 
     def idle(self) -> str:
         """Returns why nothing is trained, "" where the search begins: no trials, or no time for one."""
-        if self._config.search.trials == 0:
+        if self.config.search.trials == 0:
             return "search.trials=0: nothing is trained; the pick has the fastest system knobs that were probed"
-        limit_s, training_s, cut_at = self._config.search.max_time_s, self.training_s(), self._cut_at()
+        limit_s, training_s, cut_at = self.config.search.max_time_s, self.training_s(), self._cut_at()
         if limit_s is None or cut_at is None or self._journal.run.begun:
             return ""
         left_s = max(0.0, cut_at - time.monotonic())
@@ -232,7 +234,7 @@ class Limits:
         if not training_s:
             return f"search.max_time={duration(limit_s)} was over before a speed was known: nothing is trained"
         enough = math.ceil((self.passed_s() + ENOUGH_TRIALS * training_s) / (1 - confirm.SHARE) / 60)
-        shorter = "" if self._config.budget.train_epochs == "auto" else ", and budget.train_epochs=auto shorter trials"
+        shorter = "" if self.config.budget.train_epochs == "auto" else ", and budget.train_epochs=auto shorter trials"
         return (
             f"a training takes about {duration(training_s)}, and {duration(left_s)} are left for the search: nothing "
             f"is trained; search.max_time={enough}m gives it the time{shorter}"
@@ -240,7 +242,7 @@ class Limits:
 
     def few(self) -> str:
         """Returns that the search has begun few trials, and about how long one of `PLANNED_TRIALS` takes; else ""."""
-        search = self._config.search
+        search = self.config.search
         begun = sum(not trial.is_beside for trial in self._journal.run.begun)
         planned = min(PLANNED_TRIALS, search.most_trials)
         if search.max_time_s is None or begun >= planned:
@@ -252,7 +254,7 @@ class Limits:
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""
         # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.
-        if self._config.search.strategy != "staged" or self._config.devices_per_trial > 1:
+        if self.config.search.strategy != "staged" or self.config.devices_per_trial > 1:
             return 1
         probes = self._journal.run.probes
         fastest = max(
@@ -267,16 +269,16 @@ class Limits:
 
     def _cut_at(self) -> float | None:
         """Returns when trials that still run are cut: the windows of confirming are to come before max_time is over."""
-        limit_s = self._config.search.max_time_s
+        limit_s = self.config.search.max_time_s
         if limit_s is None:
             return None
-        budget = self._config.budget.confirm
+        budget = self.config.budget.confirm
         round_s = confirm.windows_s(budget, self._configurations()) / budget.windows
         return self.ends_at - min(confirm.LEAST_ROUNDS * round_s, confirm.SHARE * limit_s)
 
     def terms(self) -> SearchTerms:
         """Returns what the search may do, and until when: confirming needs its time too."""
-        search, (name, reference) = self._config.search, self.reference()
+        search, (name, reference) = self.config.search, self.reference()
         return SearchTerms(
             strategy=search.strategy,
             trials=search.most_trials,
@@ -291,12 +293,12 @@ class Limits:
 
     def _search_ends_at(self) -> float | None:
         """Returns when the search is to end, None without a limit."""
-        limit_s, rate = self._config.search.max_time_s, self._fastest_per_s()
+        limit_s, rate = self.config.search.max_time_s, self._fastest_per_s()
         if limit_s is None:
             return None
         reserve_s = math.inf  # unknown: the whole share
         if rate:
-            budget, count = self._config.budget.confirm, self._configurations()
+            budget, count = self.config.budget.confirm, self._configurations()
             reserve_s = confirm.expected_s(budget, count, self.horizon(), rate, self.reference_per_s())
         return self.ends_at - min(reserve_s, confirm.SHARE * limit_s)
 
@@ -305,7 +307,7 @@ class Limits:
 
         The `before` of a packaged workload is not the user's, unless it was typed.
         """
-        config, run = self._config, self._journal.run
+        config, run = self.config, self._journal.run
         if (before := self.before()) is not None:
             return BEFORE, config.space.whole(before)
         if PLAIN in config.named:  # of a file that does not say what is trained today
@@ -314,9 +316,9 @@ class Limits:
 
     def before(self) -> Mapping[str, Scalar] | None:
         """Returns the present configuration as the user named it, None if nobody did."""
-        config = self._config
+        config = self.config
         typed = any(k.startswith(f"named.{BEFORE}.") and o == COMMAND_LINE for k, o in config.origins.items())
-        is_present = BEFORE in config.named and (typed or config.workload.ref not in available("workload"))
+        is_present = BEFORE in config.named and (typed or not config.workload.is_packaged)
         return config.named[BEFORE] if is_present else None
 
     def reference_per_s(self) -> float:
@@ -328,8 +330,8 @@ class Limits:
 
         All of its trainings take no more than `REFERENCE_FRAC` of the search's time, or of its trials without a limit.
         """
-        per_s, ends_at, asked = self.reference_per_s(), self._search_ends_at(), self._config.search
-        if not per_s or asked.strategy != "staged" or self._config.pick.at_least is not None:
+        per_s, ends_at, asked = self.reference_per_s(), self._search_ends_at(), self.config.search
+        if not per_s or asked.strategy != "staged" or self.config.pick.at_least is not None:
             return 0
         trainings = float(asked.most_trials)
         if ends_at is not None:
@@ -338,14 +340,14 @@ class Limits:
 
     def per_s(self, knobs: Mapping[str, Scalar]) -> float:
         """Returns how fast a configuration trains by its own probe, else by those like it; 0 if nothing says."""
-        speeds = Speeds(probed(self._journal.run.probes))
+        speeds = Speeds(self._probed(), self._journal.run.table)
         known = speeds.ranked(knobs)
         return speeds.of(knobs) or (known[0].samples_per_s if known else 0.0)
 
     def confirm_s(self) -> float:
         """Returns the seconds that confirming may take from here on: what the search has left."""
-        return math.inf if self._config.search.max_time_s is None else self.left_s()
+        return math.inf if self.config.search.max_time_s is None else self.left_s()
 
     def _configurations(self) -> int:
         """Returns how many configurations take windows in turns: the best, and those that it is measured beside."""
-        return len(measured_beside(self._config)) + 1
+        return len(measured_beside(self.config)) + 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
-from trainables.knobs import Scalar, table
+from trainables.knobs import Scalar
 from tuning.config.errors import NoUsableTrial
 from tuning.config.resolve import COMMAND_LINE
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
@@ -74,7 +74,7 @@ class PickStage:
         """Trains the reference on so many fresh seeds, before the search, if it fits."""
         terms = self._terms()
         guard = groups.guard(self._journal.run, self._limits.cap_bytes())
-        if guard.judge(*groups.need_of(terms.reference)).fits:
+        if guard.judge(*groups.need_of(terms.reference, guard.table)).fits:
             train_reference(profiler, self._journal, terms, self._told, most_seeds)
 
     def train_again(self, profiler: Worker, until: float) -> None:
@@ -129,16 +129,17 @@ class PickStage:
         before = self._limits.before()
         today = before or self._named.get(PLAIN, config)
         picked, times = least_changed(run, turns, alike(space, config, turns), today)
-        if place_of(turns[picked]) != place_of(config):
+        table = space.table
+        if place_of(turns[picked], table) != place_of(config, table):
             said = f"{picked} was {times:.2f} times as fast in turns as the fastest probe, and only system knobs differ"
             self._note(f"{said}: the pick has those of {picked}", "")
-            theirs, rows = turns[picked], table()
-            own = {n: theirs.get(n, rows.defaults[n]) for n in rows.system if n in config or n in theirs}
+            theirs = turns[picked]
+            own = {n: theirs.get(n, table.defaults[n]) for n in table.system if n in config or n in theirs}
             config = space.complete({**config, **own})
         others = "as in before" if before else "at its default"
         others += "".join(f", {name}={value} as typed" for name, value in self._typed().items())
         rule = f"the fastest system knobs that were probed, every other knob {others}"
-        if "micro_batch_size" not in table().system and not before:
+        if "micro_batch_size" not in table.system and not before:
             rule += f" (micro_batch_size={config.get('micro_batch_size', 'the batch')})"
         if before and config == self._space.complete({**groups.defaults(self._space), **before}):
             rule = "before as it is, as no probe was measured to be faster"

@@ -1,4 +1,4 @@
-"""A study before it starts: its configuration made whole, its folder, what its process is told, its first record."""
+"""A study before it starts: what it resumes, its folder, what its process is told, its first record."""
 
 from __future__ import annotations
 
@@ -10,51 +10,45 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainables import workload
-from trainables.knob_columns import CALLS
-from trainables.knobs import Scalar, kind_of, table, use
-from trainables.near_names import nearest
+from trainables.knobs import Scalar
 from tuning.config import atomic
 from tuning.config.cards import GIB_BYTES
+from tuning.config.complete import Machine, complete
 from tuning.config.errors import ConfigError, UserCodeError
 from tuning.config.load import BESIDE_RESUME, EXTENDABLE, PICK
-from tuning.config.resolve import (
-    apply_card,
-    check_whole,
-    from_resolved,
-    on_cuda,
-    option_fault,
-    resolved,
-    workload_said,
-)
+from tuning.config.resolve import from_resolved, option_fault, resolved, workload_said
 from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
-from tuning.config.space import Choice, Range, Space, largest, shown, values_of
+from tuning.config.space import Choice, Space, largest, shown
 from tuning.journal.events import StudyRecord
 from tuning.journal.records import read
 from tuning.journal.run import History
 from tuning.journal.runs import JOURNAL, JOURNAL_SCHEMA, LAST, changes, find_run, known_runs, require_known, versions
 from tuning.memory.groups import defaults
 from tuning.workers import doctor, executors, machine, nvml, slots
-from tuning.workers.own_workload import with_own
+from tuning.workers.own_workload import declared
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 FEW_VALIDATION = 50
 """Below so many validation samples a study says that their quality tells little."""
 CACHE_TIME_FRAC, CACHE_UNTIL_S = 0.05, 6000.0
-"""Of the time of a study, what filling one RAM cache may take; without a limit of time as if that were 100 minutes."""
+"""The share of a study's time that filling one RAM cache may take; without a limit as if that were 100 minutes."""
 UNTRAINED = "untrained model"
 """The baseline that every workload has: its own model before any step."""
 
 
-def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
-    """Returns the folder of the run to go on with, if any, and the configuration as it will be run.
+def prepare_config(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
+    """Returns the folder of the run to resume, if any, and the configuration as it will be run.
 
     Raises ConfigError for all that can be known without Ray; starts and writes nothing.
     """
-    folder, config = _resumed(config) if config.resume is not None else (None, _begun(config))
-    doctor.choose_devices(config)
+    folder = None
+    if config.resume is not None:
+        folder, config = _resumed(config)
+        doctor.choose_devices(config)
+    else:
+        config = _begun(config)
     if config.target and not config.cluster:
         what = f"target={config.target} names a kind of device of a cluster, and there is none"
         raise ConfigError(what, remedy="leave it out, or cluster=ADDRESS")
@@ -90,7 +84,15 @@ def _begun(config: StudyConfig) -> StudyConfig:
         raise ConfigError(what, allowed="a folder of yours", remedy="runs_dir=PATH, another one")
     if config.name is not None:
         _refuse_taken(config, _place(config, config.name))
-    return _complete(config)
+    own = None if config.workload.is_packaged else declared(config.workload.ref)
+    doctor.choose_devices(config)
+    return complete(config, _machine(), own)
+
+
+def _machine() -> Machine:
+    gpus = nvml.gpus()
+    known = [gpu.capability for gpu in gpus if gpu.capability is not None]
+    return Machine(machine.cores(), len(gpus), min(known, default=None))
 
 
 def concurrency(config: StudyConfig) -> int:
@@ -109,8 +111,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     if study is None:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
     require_known(study, folder)
-    use(run.table)
-    before = from_resolved(study.config)
+    before = from_resolved(study.config, run.table)
     options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
     lacking = [n for n, v in options.items() if v == MASK and is_secret(n)]
     if lacking:
@@ -144,41 +145,17 @@ def _with_more(before: SearchSection, config: StudyConfig) -> SearchSection:
 
 
 def reopens(config: StudyConfig, study: StudyRecord) -> list[str]:
-    """Returns in which parts a study goes on with other than its `study` record has: in "search" more trials or time,
-    in "pick" another quality.
+    """Returns the parts of a resumed study that differ from its `study` record: "search" if it has more trials or time,
+    "pick" if it asks for another quality.
     """
-    before = from_resolved(study.config)
+    before = from_resolved(study.config, config.space.table)
     return [name for name in ("search", "pick") if getattr(config, name) != getattr(before, name)]
 
 
-def _complete(config: StudyConfig) -> StudyConfig:
-    """Returns the configuration with the workload's own defaults and the device settled."""
-    if config.workload.ref not in workload.BUILT_IN:
-        config = with_own(config)
-    doctor.choose_devices(config)
-    found = {n: p for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"}
-    for name, given in found.items() if config.search.strategy == "staged" else ():
-        raise ConfigError(
-            f"knobs.{name} is a range, and the staged search probes each of its values",
-            allowed="a list of values for a knob that changes speed and learning",
-            remedy=f"knobs.{name}={shown(list(given.spread()))}, or search.strategy=joint",
-        )
-    card = config.card
-    if card.device != "cpu":  # a named card that is not here is emulated on what is
-        gpus = nvml.gpus()
-        known = [gpu.capability for gpu in gpus if gpu.capability is not None]
-        cores = max(1, machine.cores() // max(1, len(gpus)))
-        card = card.on("cuda" if gpus else "cpu", min(known, default=None), cores)
-        config = on_cuda(config) if gpus else config
-    else:
-        card = card.on("cpu", cores=max(1, machine.cores() // config.devices_per_trial))
-    return apply_card(config, card)
-
-
-def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+def describe_workload(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
     """Returns what the worker knows of device and workload, the untrained model among the baselines.
 
-    Raises ConfigError where an option or data are wrong.
+    Raises ConfigError if an option or data are wrong.
     """
     try:
         facts = profiler.describe(knobs)
@@ -192,71 +169,6 @@ def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, 
             raise ConfigError(f"the {split} split of the workload is empty", remedy="other data, or more of it")
     reached = profiler.sanity_check(knobs)["untrained"] or facts.pop("untrained", {})
     return {**facts, "baselines": {**facts["baselines"], **({UNTRAINED: reached} if reached else {})}}
-
-
-def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
-    """Returns the configuration as a custom loop can honour it; any other unchanged.
-
-    Sizes of batches that it does not ask for are those that were seen. Raises ConfigError for a knob that is to be
-    searched, or has been given a value, and that it never asks for.
-    """
-    if "asked" not in facts:
-        return config
-    if config.devices_per_trial > 1 and not facts.get("averages"):
-        what = f"devices_per_trial={config.devices_per_trial}: train(run) steps by lines of its own"
-        remedy = "step by run.backward(loss, optimizer), which averages gradients over processes, or leave it out"
-        raise ConfigError(f"{what}, so each process would train a model of its own", remedy=remedy)
-    asked, pins = set(facts["asked"]), dict(facts["seen"])
-    pins = {name: size for name, size in pins.items() if name not in asked}
-    if "batch_size" in asked:
-        pins.pop("micro_batch_size", None)  # it is the batch, as the file's space has it
-    space, usual = config.space, {**table().defaults, **pins}
-    whole = space.fixed.get("batch_size", table().defaults["batch_size"])
-    for name, given in space.as_raw().items():
-        is_whole = name == "micro_batch_size" and ("batch_size" in asked or given == whole)
-        if name not in asked and name in table().own and name not in space.parameters:  # of BEFORE alone
-            near = table().also_called.get(name) or nearest(name, sorted(asked))
-            raise ConfigError(
-                f"{name}={shown(given)} of BEFORE: train(run) never asks for run[{name!r}]",
-                allowed=", ".join(sorted(asked)),
-                remedy=f"did you mean {near}? Else leave it out" if near else "leave it out",
-            )
-        if name not in asked and not is_whole and (name in space.parameters or given != usual[name]):
-            call = CALLS[table()[name].asked_by]
-            raise ConfigError(
-                f"knobs.{name}={shown(given)}: train(run) never asks for {name}, so it would do nothing",
-                allowed=", ".join(sorted(asked)),
-                remedy=f'use {f"{call} or " if call else ""}run["{name}"], or leave it out of SPACE',
-            )
-    named = {name: {**values, **pins} for name, values in config.named.items()}
-    for values in named.values() if "batch_size" in asked else ():
-        if "micro_batch_size" not in asked or "micro_batch_size" not in values:  # a plain loop takes it in one pass
-            values["micro_batch_size"] = values.get("batch_size", usual["batch_size"])
-    update = {"space": Space(space.parameters, {**space.fixed, **pins}), "named": named}
-    return config.model_copy(update=update)
-
-
-def of_data(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
-    """Returns the configuration without the batches that are larger than the training data; each is in `dropped`.
-
-    Raises ConfigError where no other is left.
-    """
-    train, given, space = int(facts["train_samples"]), config.space.given("batch_size"), config.space
-    if largest(given) <= train:
-        return config
-    fitting = [v for v in values_of(given) if float(v) <= train] if not isinstance(given, Range) else [given.low]
-    if not fitting or float(fitting[0]) > train:
-        raise ConfigError(
-            f"knobs.batch_size={shown(space.as_raw().get('batch_size', given))}: there are {train} training samples",
-            allowed=f"1 to {train}",
-            remedy=f"knobs.batch_size={2 ** max(0, (train // 2).bit_length() - 1)}, or more data",
-        )
-    raw = {"low": given.low, "high": train, "log": given.log} if isinstance(given, Range) else fitting
-    left = Space.parse({**space.as_raw(), "batch_size": raw})
-    said = f"knobs.batch_size={shown(space.as_raw()['batch_size'])} goes to {shown(raw)}"
-    dropped = [*config.dropped, f"{said}: there are {train} training samples"]
-    check_whole(left, config.search.trials)
-    return config.model_copy(update={"space": left, "dropped": dropped})
 
 
 def cautions(config: StudyConfig, study: StudyRecord) -> Iterator[str]:
@@ -294,10 +206,10 @@ def cautions(config: StudyConfig, study: StudyRecord) -> Iterator[str]:
 def comparable(space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Returns the searched system knobs that could change what is learned, each with a value unlike that of `start`.
 
-    The micro-batch is always among them, as running out of memory halves it. What only loads, copies or times is not,
-    but for the largest number of loader processes, each of which may read all of a stream.
+    The micro-batch is always among them, as running out of memory halves it. Knobs that only load, copy or time are
+    not, except for the largest number of loader processes, each of which may read all of a stream.
     """
-    rows = table()
+    rows = space.table
     found: dict[str, Scalar] = {"micro_batch_size": 1}
     for name, parameter in space.subset({"system"}).parameters.items():
         acts = rows[name].span in ("compute", "augment") or name in ("ram_cache", "num_workers") or name in rows.own
@@ -309,7 +221,7 @@ def comparable(space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 def switched_on(space: Space) -> dict[str, Scalar]:
     """Returns the searched knobs that can switch on a part of the work, at their largest values."""
-    switches = [n for n in table().by_memory["switch"] if table()[n].kind == "both"]
+    switches = [n for n in space.table.by_memory["switch"] if space.table[n].kind == "both"]
     choices = {n: p for n in switches if isinstance(p := space.parameters.get(n), Choice)}
     return {n: max(p.values, key=float) for n, p in choices.items()}
 
@@ -334,7 +246,7 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
 
 
 def new_folder(config: StudyConfig) -> Path:
-    """Returns the folder of a new run, made; raises ConfigError where its name is taken."""
+    """Makes the folder of a new run and returns it; raises ConfigError if its name is taken."""
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = _place(config, config.name or f"{now}-{secrets.token_hex(2)}")
     _refuse_taken(config, folder)
@@ -359,7 +271,7 @@ def _refuse_taken(config: StudyConfig, folder: Path) -> None:
 
 
 def differences(study: StudyRecord, facts: Mapping[str, Any], setting: WorkerConfig) -> list[str]:
-    """Returns what is otherwise here than where the study began, in words; what older records lack is passed over."""
+    """Returns how machine, data and code differ from the study's beginning, as far as its record has them, in words."""
     here, own = facts["device"], versions()
     pairs: list[tuple[str, Any, Any]] = [
         *((name, study.versions.get(name), own.get(name)) for name in ("cardtune", "torch")),
@@ -396,14 +308,14 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "horizon_samples": _horizon(config, int(facts["train_samples"])),
         "concurrency": concurrency(config),
         "threads": setting.threads,
-        "knobs": table().as_raw(),
-        "hooks": list(table().hooks),
+        "knobs": config.space.table.as_raw(),
+        "hooks": list(config.space.table.hooks),
         "config": resolved(config),
     }
 
 
 def _horizon(config: StudyConfig, train_samples: int) -> int | None:
-    """Returns the samples of a trial that is never stopped, None where the probes are to say (`Limits.horizon`)."""
+    """Returns the samples of a trial that is never stopped, None if the probes are to say (`Limits.horizon`)."""
     epochs = config.budget.train_epochs
     return None if isinstance(epochs, str) else max(1, round(epochs * train_samples))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from trainables.knobs import KnobTable
 from tuning.journal import events
 from tuning.report import text
 from tuning.report.format import plain, unlike
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     from tuning.workers.ray_board import RayBoard
 
 
-def show(board: RayBoard, made: events.Event, objective: str) -> None:
+def show(board: RayBoard, made: events.Event, objective: str, table: KnobTable) -> None:
     """Shows an event as it is written."""
-    told = text.event(made, {}, objective)
+    told = text.event(made, {}, table, objective)
     match made:
         case events.StageRecord(state="start"):
             board.runs("stage", f"stage {made.stage}")
@@ -24,7 +25,7 @@ def show(board: RayBoard, made: events.Event, objective: str) -> None:
             board.says(f"stage {made.stage} has ended", "stage")
         case events.StartRecord():
             trial = plain(made.trial)
-            board.runs(trial, f"{trial} runs  {' '.join(unlike(made.config, {}))}")
+            board.runs(trial, f"{trial} runs  {' '.join(unlike(made.config, {}, table))}")
         case events.LostRecord() | events.WidenedRecord() | events.RefusedRecord() if (
             made.trial
         ):  # it waits for its turn, or never comes

@@ -17,8 +17,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from trainables.knobs import Scalar, table, use
+from trainables.knobs import KnobTable, Scalar
 from tuning.cli.terminal import Terminal
+from tuning.config.complete import fit_to_workload
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
 from tuning.config.resolve import measured_beside, resolved, write_resolved
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
@@ -43,14 +44,12 @@ from tuning.study.limits import Limits
 from tuning.study.picking import PickStage, nothing_usable
 from tuning.study.setup import (
     cautions,
-    checked,
     command_of,
     comparable,
-    described,
+    describe_workload,
     differences,
     new_folder,
-    of_data,
-    of_own_loop,
+    prepare_config,
     reopens,
     setting_of,
     study_fields,
@@ -73,7 +72,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     Raises ConfigError before anything is written, PreflightError where the machine cannot run it, NoUsableTrial where
     nothing can be picked.
     """
-    folder, config = checked(config)
+    folder, config = prepare_config(config)
     earlier = History() if folder is None else History(read(folder / JOURNAL)[0])
     opening = earlier.study
     if folder is not None and opening is not None and earlier.is_finished and not reopens(config, opening):
@@ -100,8 +99,8 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         users = stack.enter_context(executors.joined(config)) if config.cluster else None
         start = groups.defaults(config.space)
-        facts = described(profiler, config.workload.options, start)
-        config = of_data(of_own_loop(config, facts), facts)
+        facts = describe_workload(profiler, config.workload.options, start)
+        config = fit_to_workload(config, facts)
         target, place = "", None
         if users is not None:
             terminal.doing("the nodes of the cluster load the workload, to be compared with this machine")
@@ -114,13 +113,15 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             setting = dataclasses.replace(setting, threads=int(place.device["threads"]))
             profiler = stack.enter_context(users.worker(setting, terminal.warning))
             profiler.deadline = started + limit_s
-            facts = described(profiler, config.workload.options, start)
+            facts = describe_workload(profiler, config.workload.options, start)
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
                 terminal.warning(text)
             if board := executors.board(config, folder.name):
-                journal.heard = functools.partial(_shown, board, next(iter(facts["objectives"]), ""))
+                journal.heard = functools.partial(
+                    _shown, board, next(iter(facts["objectives"]), ""), config.space.table
+                )
             study = _Study(config, terminal, journal, folder, started, users, target, place)
             study.open(facts, setting, free_bytes)
             study.measure_kinds(profiler)
@@ -135,9 +136,9 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     return folder
 
 
-def _shown(board: RayBoard, objective: str, made: events.Event) -> None:
+def _shown(board: RayBoard, objective: str, table: KnobTable, made: events.Event) -> None:
     with contextlib.suppress(Exception):  # what is shown of a study never ends it
-        show(board, made, objective)
+        show(board, made, objective, table)
 
 
 class _Study:
@@ -219,10 +220,15 @@ class _Study:
             if untold := found.get("untold"):
                 said = f"whether {', '.join(untold)} changes what is learned here is not known, and taken not to"
                 self._note(f"{said}: a step draws random numbers that change it as much", warns="kinds")
-        use(self._run.table)
-        self._settle_space()
+        self._take_kinds()
         for text in sentences.kinds(self._run.kinds.changed if self._run.kinds else {}):
             self._note(text)
+
+    def _take_kinds(self) -> None:
+        """Searches by the kinds of knobs that were measured, from here on."""
+        space = dataclasses.replace(self._config.space, table=self._run.table)
+        self._config = self._limits.config = self._config.model_copy(update={"space": space})
+        self._settle_space()
 
     def _settle_space(self) -> None:
         self._space = self._config.space
@@ -268,8 +274,9 @@ class _Study:
 
     def _probe(self, profiler: Worker, cap_bytes: int) -> None:
         if not self._space.parameters:
-            asked = self._facts.asked or table().system
-            able = [n for n in table().system if n in asked and n not in self._config.space.parameters]
+            system = self._space.table.system
+            asked = self._facts.asked or system
+            able = [n for n in system if n in asked and n not in self._config.space.parameters]
             more = f"; {', '.join(able)} could be" if able else ""
             self._note(f"no system knob is searched, so that there is nothing to compare{more}")
         tried, size = None, "micro_batch_size"
@@ -407,7 +414,8 @@ class _Study:
             Request(workload.ref, dict(workload.options), knobs, "cuda", (int(major), int(minor)))
             for knobs in configurations
         ]
-        return predict_all(requests, cache=default_cache(), timeout_s=self._limits.predict_s())
+        table, limit_s = self._run.table, self._limits.predict_s()
+        return predict_all(requests, table, cache=default_cache(), timeout_s=limit_s)
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[bool]:
@@ -450,7 +458,7 @@ class _Study:
     def _say_ignored(self, who: str, made: events.MeasuredRecord) -> None:
         asked = self._facts.asked
         config = {n: v for n, v in made.config.items() if asked is None or n in asked}
-        for text in runtime_check.disagreements(config, made.active):
+        for text in runtime_check.disagreements(config, made.active, self._run.table):
             knob, seen = text.partition("=")[0], text.partition(" was asked; ")[2]
             if not any(f"{knob}=" in note and note.endswith(seen) for note in self._notes()):
                 self._note(f"{who}: {text}" if who else text)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from trainables.knobs import KnobTable, use
+from trainables.knobs import KnobTable
+from tuning.config.complete import Declared
 from tuning.config.errors import ConfigError
-from tuning.config.resolve import with_workload_defaults
-from tuning.config.schema import StudyConfig
 from tuning.workers import user_code
 
 if TYPE_CHECKING:
@@ -46,14 +45,10 @@ def own_table(ref: str) -> KnobTable:
     return workload.table_of(imported(ref))
 
 
-def with_own(config: StudyConfig) -> StudyConfig:
-    """Returns the configuration with what the file of a user's workload says; its knobs are in use from here on.
-
-    Raises ConfigError as `imported` does, and for what was typed and cannot be.
-    """
+def declared(ref: str) -> Declared:
+    """Returns what the file of a user's workload declares; raises ConfigError as `imported` does."""
     from trainables import workload, workload_files
 
-    own, before = imported(config.workload.ref), workload_files.before_of(config.workload.ref)
-    use(workload.table_of(own))
-    epochs, options = workload_files.epochs_of(config.workload.ref), dict(getattr(own, "options", {}))
-    return with_workload_defaults(config, own.default_space, options, before, epochs)
+    own = imported(ref)
+    before, epochs = workload_files.before_of(ref), workload_files.epochs_of(ref)
+    return Declared(workload.table_of(own), own.default_space, dict(getattr(own, "options", {})), before, epochs)

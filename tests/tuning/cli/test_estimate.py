@@ -17,10 +17,12 @@ from rich.console import Console
 from tests.commands import MINE, ROOT
 from tests.fakes import study_of
 from tests.tuning.memory.logs import MIB, prediction
+from trainables.our_knobs import EVERY
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
 from tuning.config.cards import CONTEXT_BYTES
 from tuning.config.choices import available
+from tuning.config.complete import with_declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.journal.records import Journal
@@ -32,7 +34,7 @@ from tuning.study import setup
 from tuning.study.limits import Limits
 from tuning.workers import doctor, nvml
 from tuning.workers.nvml import Gpu
-from tuning.workers.own_workload import own_table, with_own
+from tuning.workers.own_workload import declared, own_table
 
 GIB = 2**30
 LOOP = ROOT / "tests" / "data" / "plain_loop.py"
@@ -40,7 +42,9 @@ LOOP = ROOT / "tests" / "data" / "plain_loop.py"
 
 def of(settings: str, kernels: Any = "auto", gpus: tuple[Gpu, ...] = ()) -> Question:
     config = load(settings.split(), own_table)
-    return question(config if config.workload.ref in available("workload") else with_own(config), kernels, gpus)
+    if config.workload.ref not in available("workload"):
+        config = with_declared(config, declared(config.workload.ref))
+    return question(config, kernels, gpus)
 
 
 def formula(request: Request, width_mib: int = 16) -> Prediction:
@@ -136,7 +140,7 @@ def test_a_card_that_is_here_leaves_what_a_study_would_get(
 ) -> None:
     gpus = [Gpu("NVIDIA L4", 22 * GIB, gib * GIB, (8, 9)) for gib in held]
     monkeypatch.setattr(nvml, "gpus", lambda: gpus)
-    config = setup.checked(load(["workload=nli", f"runs_dir={tmp_path / 'runs'}", *settings.split()]))[1]
+    config = setup.prepare_config(load(["workload=nli", f"runs_dir={tmp_path / 'runs'}", *settings.split()]))[1]
     facts = {"device": {"name": "NVIDIA L4", "memory_bytes": 22 * GIB}}
     with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
         of_study = Limits(config, study_of(facts), journal, 0.0, min(map(doctor.free_bytes, gpus)), 2).cap_bytes()
@@ -235,7 +239,7 @@ def test_that_all_fit_is_said_of_what_does(capsys: pytest.CaptureFixture[str]) -
             row["cells"][-1] = {**row["cells"][-1], "verdict": verdict}
         console = Console(width=200)
         with console.capture() as captured:
-            for part in estimate_lines.shown({**found, "rows": rows}, 200):
+            for part in estimate_lines.shown({**found, "rows": rows}, 200, EVERY):
                 console.print(part)
         return captured.get()
 
@@ -355,7 +359,7 @@ def test_a_figure_of_the_table_keeps_its_letters(capsys: pytest.CaptureFixture[s
         cell["breakdown"] = {"activation": 901, "parameter": 65, "temporary": 34}
     console = Console(width=80)
     with console.capture() as captured:
-        for part in estimate_lines.shown(asked, console.width):
+        for part in estimate_lines.shown(asked, console.width, EVERY):
             console.print(part)
     rows = [line for line in captured.get().splitlines() if " fits " in line]
     assert len(rows) > 8

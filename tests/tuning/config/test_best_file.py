@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainables import Knob, knobs
+from trainables import Knob
+from trainables.knobs import KnobTable
+from trainables.our_knobs import EVERY
 from tuning.config import best_file, yaml_files
 from tuning.config.errors import ConfigError
 
@@ -51,7 +53,7 @@ def edited(path, change):
 )
 def test_a_spoilt_file_is_refused_with_key_and_value(best, change, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        best_file.completed(best_file.read(edited(best, change)))
+        best_file.completed(best_file.read(edited(best, change)), EVERY)
     assert len(str(caught.value).splitlines()) <= 8
 
 
@@ -59,7 +61,7 @@ def test_a_changed_value_is_taken_and_said(best):
     def change(body):
         body["knobs"]["learning_rate"] = 1e-3
 
-    read_back = best_file.completed(best_file.read(edited(best, change)))
+    read_back = best_file.completed(best_file.read(edited(best, change)), EVERY)
     assert read_back.knobs["learning_rate"] == 1e-3
     assert read_back.warnings == ("best.yaml was edited by hand since it was exported: its sha256 does not match",)
 
@@ -106,8 +108,8 @@ def test_knobs_of_ours_that_the_workload_lacks_are_left_out(best):
     def change(body):
         body["knobs"] = {"learning_rate": 1e-3, "architecture": "lstm", "adapter": "dora"}
 
-    with knobs.using(knobs.KnobTable({"channels": Knob(32, "both", values=(16, 32))})):
-        found = best_file.completed(best_file.read(edited(best, change)))
-        assert set(found.knobs) == set(knobs.table())
+    table = KnobTable({"channels": Knob(32, "both", values=(16, 32))})
+    found = best_file.completed(best_file.read(edited(best, change)), table)
+    assert set(found.knobs) == set(table)
     assert (found.knobs["channels"], found.knobs["learning_rate"]) == (32, 1e-3)
     assert found.warnings[1:] == ("best.yaml sets architecture, adapter, which the workload does not have: left out",)

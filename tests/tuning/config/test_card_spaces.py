@@ -8,7 +8,7 @@ import pytest
 
 from trainables import knob_columns
 from trainables.knob_columns import refusal
-from trainables.knobs import Scalar, is_active, table
+from trainables.knobs import Scalar
 from trainables.our_knobs import BUILT_IN
 from tuning import run
 from tuning.config.load import load
@@ -44,19 +44,19 @@ def on(monkeypatch: pytest.MonkeyPatch, card: str, cores: int, *typed: str) -> S
     gpu = CARDS[card]
     monkeypatch.setattr(nvml, "gpus", lambda: [] if gpu is None else [gpu])
     monkeypatch.setattr(machine, "cores", lambda: cores)
-    return setup.checked(load([f"card={card}", *typed]))[1]
+    return setup.prepare_config(load([f"card={card}", *typed]))[1]
 
 
 def holds(space: Space, config: dict[str, Scalar]) -> dict[str, Any]:
     """Returns the knobs of a configuration that no point of the space has, with what it has instead."""
-    whole = {**table().defaults, **config}
+    whole = space.table.whole(config)
     lacking: dict[str, Any] = {}
     for name, value in config.items():
         given = space.given(name)
         inside = value in given if isinstance(given, Range) else value in values_of(given)
         if name == "micro_batch_size":  # a larger one is cut to the batch
             inside = inside or any(size >= whole["batch_size"] for size in values_of(given))
-        if is_active(name, whole) and not inside:
+        if space.table.is_active(name, whole) and not inside:
             lacking[name] = given
     return lacking
 
@@ -70,7 +70,7 @@ def test_the_device_can_do_all_that_is_searched(
     for name in (*config.space.parameters, *config.space.fixed):
         given = config.space.given(name)
         for value in () if isinstance(given, Range) else values_of(given):
-            assert refusal(table()[name], value, config.card) is None
+            assert refusal(config.space.table[name], value, config.card) is None
     assert not any(isinstance(p, Choice) and p.auto for p in config.space.parameters.values())
     assert max(values_of(config.space.given("num_workers"))) == cores
     types = set(values_of(config.space.given("amp_dtype")))
@@ -141,7 +141,7 @@ def test_what_is_typed_stays_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_card_that_is_not_here_has_the_space_of_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "gpus", list)
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    virtual, own = (setup.checked(load(["workload=nli", f"card={card}"]))[1] for card in ("rtx3090", "cpu"))
+    virtual, own = (setup.prepare_config(load(["workload=nli", f"card={card}"]))[1] for card in ("rtx3090", "cpu"))
     assert virtual.space == own.space
 
 

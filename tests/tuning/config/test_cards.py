@@ -3,7 +3,9 @@
 import pytest
 
 from trainables import knob_columns
-from tuning.config.cards import GIB_BYTES, HERE, Card, honoured, refuse, restrict
+from trainables.knob_columns import refusal
+from trainables.our_knobs import EVERY
+from tuning.config.cards import GIB_BYTES, HERE, Card, honoured, restrict
 from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
@@ -13,7 +15,9 @@ CPU = Card("cpu", dtypes=("fp32", "bf16"), device="cpu")
 T4 = Card("t4", 16 * GIB_BYTES, GIB_BYTES, (7, 5), ("fp32", "fp16"), "cuda")
 TURING_WITH_ALL = Card("turing", capability=(7, 5), device="cuda")
 RTX3090 = Card("rtx3090", 24 * GIB_BYTES, GIB_BYTES, (8, 6), device="cuda")
-SPACE = Space.of({"amp_dtype": ["fp32", "bf16"], "pin_memory": [False, True], "tf32": True, "batch_size": [8, 16]})
+SPACE = Space.parse(
+    {"amp_dtype": ["fp32", "bf16"], "pin_memory": [False, True], "tf32": True, "batch_size": [8, 16]}, EVERY
+)
 
 
 def test_cap_is_memory_less_reserve_and_none_without_memory():
@@ -52,7 +56,7 @@ def test_a_card_that_is_not_here_is_emulated_and_this_machines_own_never_is():
     ],
 )
 def test_refuse_says_why(card, values, reason):
-    assert reason in str(refuse(card, values))
+    assert reason in str([refusal(EVERY[name], value, card) for name, value in values.items()])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_refuse_says_why(card, values, reason):
 )
 def test_what_a_card_can_do_is_not_refused(card, values, monkeypatch):
     monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx512bw"}))
-    assert refuse(card, values) is None
+    assert [refusal(EVERY[name], value, card) for name, value in values.items()] == [None] * len(values)
 
 
 def test_restrict_drops_values_and_says_so():
@@ -78,8 +82,8 @@ def test_restrict_drops_values_and_says_so():
 
 
 def test_restrict_removes_a_knob_without_any_value_left():
-    space, dropped = restrict(Space.of({"amp_dtype": ["bf16", "fp16"]}), Card("old", dtypes=("fp32",)), set())
-    assert space == Space({}, {})
+    space, dropped = restrict(Space.parse({"amp_dtype": ["bf16", "fp16"]}, EVERY), Card("old", dtypes=("fp32",)), set())
+    assert space == Space({}, {}, EVERY)
     assert len(dropped) == 2
 
 
@@ -90,7 +94,7 @@ def test_restrict_refuses_what_was_asked_for():
 
 
 def test_named_configuration_keeps_what_the_card_honours():
-    kept, dropped = honoured(CPU, {"batch_size": 12, "pin_memory": True, "num_workers": 8}, "named.after")
+    kept, dropped = honoured(CPU, {"batch_size": 12, "pin_memory": True, "num_workers": 8}, "named.after", EVERY)
     assert kept == {"batch_size": 12, "num_workers": 8}
     assert dropped == [
         "named.after.pin_memory=true is left out: page-locked memory speeds copies to a CUDA device, "

@@ -9,17 +9,12 @@ import yaml
 from tests.commands import MINE
 from trainables import Knob, knob_columns
 from trainables.knobs import Knobs, KnobTable
-from tuning.config.cards import GIB_BYTES, Card
+from trainables.our_knobs import EVERY
+from tuning.config.cards import GIB_BYTES
+from tuning.config.complete import Declared, Machine, complete, with_declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.config.resolve import (
-    apply_card,
-    from_resolved,
-    option_fault,
-    resolved,
-    with_workload_defaults,
-    write_resolved,
-)
+from tuning.config.resolve import from_resolved, option_fault, resolved, write_resolved
 from tuning.config.shareable import is_secret
 from tuning.config.space import Choice, Range
 
@@ -36,6 +31,11 @@ def own(tmp_path):
     path = tmp_path / "my workload.py"
     path.write_text("raise SystemExit('imported')\n")
     return path
+
+
+def declaring(config, space, options=(), before=None):
+    """The configuration of a workload whose file declares a space, options and BEFORE."""
+    return with_declared(config, Declared(EVERY, space, dict(options), before))
 
 
 def test_no_argument_gives_the_packaged_study():
@@ -91,7 +91,7 @@ def test_durations(text, seconds):
 def test_a_tolerance_is_a_number_of_any_size_or_a_percentage(text, tolerance):
     config = load([f"pick.tolerance={text}"])
     assert config.pick.tolerance == tolerance
-    assert from_resolved(json.loads(json.dumps(resolved(config)))) == config
+    assert from_resolved(json.loads(json.dumps(resolved(config))), EVERY) == config
 
 
 @pytest.mark.parametrize("text", ["/d/x (1),y.jsonl", "~/x.jsonl", "/d/a=b", "été.jsonl", "a b", "'quoted'", "1_6"])
@@ -135,7 +135,7 @@ def test_no_workers_leaves_out_what_needs_workers():
 
 def test_cpu_card_drops_what_a_cpu_cannot_honour_and_says_so(monkeypatch):
     monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx512bw"}))
-    config = load(["card=cpu", "named.after.num_workers=8"])
+    config = complete(load(["card=cpu", "named.after.num_workers=8"]), Machine(cores=4))
     assert config.space.fixed["pin_memory"] is False
     assert config.space.parameters["amp_dtype"] == Choice(("fp32", "bf16"))
     assert "pin_memory" not in config.named["after"]
@@ -145,23 +145,30 @@ def test_cpu_card_drops_what_a_cpu_cannot_honour_and_says_so(monkeypatch):
     }
 
 
-def test_card_found_later_is_applied_like_one_that_was_named():
-    later, named = apply_card(load([]), load(["card=cpu"]).card), load(["card=cpu"])
-    assert (later.space, later.named, later.card) == (named.space, named.named, named.card)
-    assert later.dropped == named.dropped
-    assert later.origins["card.device"] == "found on this machine"
-    assert apply_card(later, later.card) == later
+def test_a_detected_card_is_one_that_was_named():
+    detected, named = (complete(load(typed), Machine(cores=4)) for typed in ([], ["card=cpu"]))
+    assert (detected.space, detected.named, detected.dropped) == (named.space, named.named, named.dropped)
+    assert detected.origins["card.device"] == "found on this machine"
+    assert complete(detected, Machine(cores=4)) == detected
 
 
-def test_card_found_later_refuses_what_was_typed():
-    config = load(["knobs.pin_memory=[false,true]"])
-    with pytest.raises(ConfigError, match=r"knobs\.pin_memory=true cannot be had with card=here"):
-        apply_card(config, Card("here", device="cpu"))
+@pytest.mark.parametrize(
+    ("argv", "cards"),
+    [
+        (["knobs.pin_memory=[false,true]"], 0),
+        (["card=cpu", "knobs.pin_memory=true"], 1),
+        (["card=t4", "knobs.amp_dtype=[fp16,bf16]"], 1),
+    ],
+)
+def test_a_typed_value_that_the_card_lacks_is_refused(argv, cards):
+    with pytest.raises(ConfigError, match="cannot be had with card=") as raised:
+        complete(load(argv), Machine(4, cards, (8, 6)))
+    assert raised.value.remedy == f"leave out {argv[-1].partition('=')[0]}, or name another card"
 
 
 def test_named_configurations_are_whole():
     config = load([])
-    before, after = (Knobs.of(config.named[n]) for n in ("before", "after"))
+    before, after = (Knobs.of(config.named[n], EVERY) for n in ("before", "after"))
     assert (before.batch_size, before.num_workers, before.sync_every_step, before.set_to_none) == (4, 4, True, False)
     assert (after.batch_size, after.amp_dtype, after.activation_checkpointing) == (12, "bf16", True)
 
@@ -170,7 +177,7 @@ def test_a_recorded_configuration_with_claims_of_documents_is_read_without_them(
     config = load([])
     claims = {"source": "a review", "claims": "4.0x", "claims_of": {"amp_dtype": "2x"}}
     raw = resolved(config)
-    assert from_resolved({**raw, "named": {**claims, **raw["named"]}}).named == config.named
+    assert from_resolved({**raw, "named": {**claims, **raw["named"]}}, EVERY).named == config.named
 
 
 @pytest.mark.parametrize("name", ["best", "most_accurate", "config"])
@@ -191,20 +198,19 @@ def test_own_workload_is_not_imported_and_takes_any_option(own):
 def test_own_workload_is_completed_by_what_its_module_declares(own):
     config = load([f"workload={own}", "workload.depth=3", "knobs.batch_size=[2,4]", "knobs.num_workers=0", "card=cpu"])
     space = {"batch_size": 8, "num_workers": [0, 2], "prefetch_factor": [2, 4], "tf32": [False, True]}
-    done = with_workload_defaults(config, space, {"depth": 1, "width": 64})
+    done = complete(config, Machine(cores=4), Declared(EVERY, space, {"depth": 1, "width": 64}))
     assert done.workload.options == {"depth": 3, "width": 64}
     assert done.space.parameters == {"batch_size": Choice((2, 4))}
     assert done.space.fixed == {"num_workers": 0, "tf32": False, "micro_batch_size": 4}
     assert (done.origins["knobs.tf32"], done.origins["knobs.batch_size"]) == (str(own), "command line")
     assert len(done.dropped) == 2
-    assert load([]) == with_workload_defaults(load([]), space, {})
 
 
 @pytest.mark.parametrize("value", [[64, 64], ("a",), Path("data"), {"a": 1}])
 def test_an_option_that_no_command_line_can_give_is_refused_by_name(own, value):
     config = load([f"workload={own}", "card=cpu"])
     with pytest.raises(ConfigError, match=r"the option widths=.* is a (list|tuple|\w*Path|dict)") as raised:
-        with_workload_defaults(config, {"batch_size": [4, 8]}, {"widths": value})
+        declaring(config, {"batch_size": [4, 8]}, {"widths": value})
     assert "one text" in raised.value.remedy
 
 
@@ -220,27 +226,27 @@ def test_an_option_that_no_command_line_can_give_is_refused_by_name(own, value):
 def test_own_workload_refuses_what_its_module_does_not_declare(own, argument, message):
     config = load([f"workload={own}", argument])
     with pytest.raises(ConfigError, match=message):
-        with_workload_defaults(config, {"batch_size": [4, 8]}, {"depth": 1})
+        declaring(config, {"batch_size": [4, 8]}, {"depth": 1})
 
 
 def test_gains_are_over_what_the_file_or_the_command_line_says_of_before(own):
     space, before = {"batch_size": [2, 4]}, {"batch_size": 2, "num_workers": 2}
     typed = load([f"workload={own}", "named.before.batch_size=8", "named.small.batch_size=1"])
-    assert with_workload_defaults(load([f"workload={own}"]), space, {}, before).named == {
+    assert declaring(load([f"workload={own}"]), space, {}, before).named == {
         "before": {**before, "micro_batch_size": 2}
     }, "a plain loop takes its batch in one pass"
-    both = with_workload_defaults(typed, space, {}, before).named
+    both = declaring(typed, space, {}, before).named
     assert both == {"before": {"batch_size": 8, "num_workers": 2, "micro_batch_size": 8}, "small": {"batch_size": 1}}
     assert next(iter(both)) == "before"
-    nothing = with_workload_defaults(load([f"workload={own}"]), space, {})
-    assert nothing.named == {"plain defaults": {**Knobs().as_dict(), "micro_batch_size": 32}}
-    no_size = with_workload_defaults(load([f"workload={own}"]), {"learning_rate": [0.1, 0.2]}, {})
+    nothing = declaring(load([f"workload={own}"]), space, {})
+    assert nothing.named == {"plain defaults": EVERY.whole({"micro_batch_size": 32})}
+    no_size = declaring(load([f"workload={own}"]), {"learning_rate": [0.1, 0.2]}, {})
     assert no_size.named == nothing.named
     assert no_size.space.fixed["micro_batch_size"] == 32, "the default batch, in one pass too"
     with pytest.raises(ConfigError, match=r"BEFORE.lr=0.1: lr is not a knob"):
-        with_workload_defaults(load([f"workload={own}"]), space, {}, {"lr": 0.1})
+        declaring(load([f"workload={own}"]), space, {}, {"lr": 0.1})
     with pytest.raises(ConfigError, match="BEFORE=3 is not a configuration"):
-        with_workload_defaults(load([f"workload={own}"]), space, {}, 3)
+        declaring(load([f"workload={own}"]), space, {}, 3)
 
 
 @pytest.mark.parametrize(
@@ -253,20 +259,20 @@ def test_gains_are_over_what_the_file_or_the_command_line_says_of_before(own):
     ],
 )
 def test_a_batch_is_one_pass_unless_micro_batches_are_named(own, space, before, micro, of_before):
-    done = with_workload_defaults(load([f"workload={own}"]), space, {}, before)
+    done = declaring(load([f"workload={own}"]), space, {}, before)
     assert done.space.fixed.get("micro_batch_size") == micro
     assert done.named["before"]["micro_batch_size"] == of_before
 
 
 def test_bad_space_of_own_workload_names_its_file(own):
     with pytest.raises(ConfigError, match=r"knobs.lr=0.1: lr is not a knob of this workload \(.*my workload.py\)"):
-        with_workload_defaults(load([f"workload={own}"]), {"lr": 0.1}, {})
+        declaring(load([f"workload={own}"]), {"lr": 0.1}, {})
 
 
 @pytest.mark.parametrize("argv", [[], EXAMPLE, ["card=t4", "knobs.num_workers=0"], ["workload=json.decoder"]])
 def test_resolved_survives_json_and_comes_back_equal(argv):
     config = load(argv)
-    assert from_resolved(json.loads(json.dumps(resolved(config)))) == config
+    assert from_resolved(json.loads(json.dumps(resolved(config))), EVERY) == config
 
 
 @pytest.mark.parametrize(
@@ -280,7 +286,7 @@ def test_resolved_survives_json_and_comes_back_equal(argv):
 def test_what_an_earlier_version_recorded_is_read_as_of_now(sampler, pruner, now):
     tree = resolved(load(["pick.tolerance=0.01"]))
     older = {**tree, "pick": {"tolerance": 0.01}, "search": {**tree["search"], "sampler": sampler, "pruner": pruner}}
-    found = from_resolved(json.loads(json.dumps(older)))
+    found = from_resolved(json.loads(json.dumps(older)), EVERY)
     assert (found.search.sampler, found.search.pruner) == now
     assert (found.pick.tolerance, found.pick.at_least, found.pick.goal) == (0.01, None, "speed")
 
@@ -305,11 +311,11 @@ def test_settings_of_the_pick_and_search_are_checked(typed, says):
 def test_recorded_configuration_is_checked_again():
     tree = resolved(load([]))
     with pytest.raises(ConfigError, match=r"search\.trials=-1 is not allowed"):
-        from_resolved({**tree, "search": {**tree["search"], "trials": -1}})
+        from_resolved({**tree, "search": {**tree["search"], "trials": -1}}, EVERY)
     with pytest.raises(ConfigError, match="speling=1: there is no setting speling"):
-        from_resolved({**tree, "speling": 1})
+        from_resolved({**tree, "speling": 1}, EVERY)
     with pytest.raises(ConfigError, match="card=None in a recorded configuration"):
-        from_resolved({})
+        from_resolved({}, EVERY)
 
 
 def test_written_configuration_names_origins_and_loads_back(tmp_path):
@@ -322,7 +328,7 @@ def test_written_configuration_names_origins_and_loads_back(tmp_path):
     assert "    model: /m  # command line\n" in text
     read = yaml.safe_load(text)
     assert read == {k: v for k, v in resolved(config).items() if k != "origins"}
-    assert from_resolved(read).model_copy(update={"origins": config.origins}) == config
+    assert from_resolved(read, EVERY).model_copy(update={"origins": config.origins}) == config
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -367,7 +373,7 @@ def test_secrets_are_written_nowhere_and_are_given_again_to_a_resumed_run(own, t
 
 def test_what_a_workload_of_ones_own_does_not_search_stays_as_it_is_trained_today():
     own = load([f"workload={MINE}", "named.before.weight_decay=0.3"])
-    made = with_workload_defaults(own, {"batch_size": [16, 32]}, {}, {"learning_rate": 0.02, "batch_size": 16})
+    made = declaring(own, {"batch_size": [16, 32]}, {}, {"learning_rate": 0.02, "batch_size": 16})
     assert made.space.parameters["batch_size"] == Choice((16, 32))
     assert (made.space.fixed["learning_rate"], made.space.fixed["weight_decay"]) == (0.02, 0.3)
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuning.memory.logs import KIB, MIB, prediction, step
+from trainables.our_knobs import EVERY
 from tuning.memory.fitting import MAX_MICRO_BATCH, TIGHT, Fit, Kernels, fit, needed_bytes
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.peaks import peak_of
@@ -28,7 +29,7 @@ confidences = st.sampled_from(["traced", "workspaces unseen", "fallback"])
 def test_a_study_says_the_same_of_every_size(kernels: Kernels, usable_bytes: int, confidence: Confidence) -> None:
     """What `estimate` calls no is what the guard of a study refuses, whose profile is of the same prediction."""
     known = replace(prediction(), confidence=confidence)
-    guard = MemoryGuard(usable_bytes, {(): MemoryProfile.from_peaks(PEAKS, confidence, cuda=kernels == "cuda")})
+    guard = MemoryGuard(usable_bytes, {(): MemoryProfile.from_peaks(PEAKS, confidence, cuda=kernels == "cuda")}, EVERY)
     found = fit({}, known, SIZES, usable_bytes, kernels)
     assert [(c.verdict != "no", c.p_oom) for c in found.cells] == [
         (guard.judge((), m).fits, guard.p_oom((), m)) for m in SIZES

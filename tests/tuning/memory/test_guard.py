@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainables.our_knobs import EVERY
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGroup, MemoryGuard
 from tuning.memory.need import MARGINS
 from tuning.memory.profile import SOURCES, MemoryProfile, Point
@@ -32,7 +33,7 @@ caps = st.none() | st.integers(0, 600 * MB)
 
 
 def learned(cap_bytes: int | None, history: list[tuple[str, MemoryGroup, int, int]]) -> MemoryGuard:
-    guard = MemoryGuard(cap_bytes, {FP32: PLAIN})
+    guard = MemoryGuard(cap_bytes, {FP32: PLAIN}, EVERY)
     for kind, group, micro_batch, peak_bytes in history:
         for m in range(1, 50, 6):
             guard.fitting(group, m)  # what was asked before something is observed is not kept after it
@@ -119,23 +120,23 @@ def test_nothing_fits_below_parameters_and_optimizer_state(
 
 
 def test_a_bolder_threshold_launches_more() -> None:
-    guard = MemoryGuard(200 * MB, {FP32: PLAIN})
+    guard = MemoryGuard(200 * MB, {FP32: PLAIN}, EVERY)
     cautious, bold = (max(m for m in range(1, 64) if guard.judge(FP32, m, threshold=t).fits) for t in (0.02, 0.98))
     assert cautious < 10 <= bold
 
 
 def test_overshoot_is_what_is_expected_over_the_cap() -> None:
-    guard = MemoryGuard(200 * MB, {FP32: PLAIN})
+    guard = MemoryGuard(200 * MB, {FP32: PLAIN}, EVERY)
     assert guard.overshoot_bytes(guard.judge(FP32, 20)) == pytest.approx(100 * MB, rel=0.15)
     guard.observe_oom(BF16, 4)
     assert guard.overshoot_bytes(guard.judge(BF16, 4)) == 1
 
 
 def test_what_other_caps_showed_is_learned_from_and_not_taken_for_this_one() -> None:
-    shared = MemoryGuard(150 * MB, {FP32: PLAIN})
+    shared = MemoryGuard(150 * MB, {FP32: PLAIN}, EVERY)
     shared.observe_fit(FP32, 16, 260 * MB)  # probed with the card to itself
     assert not shared.judge(FP32, 16).fits
-    alone = MemoryGuard(400 * MB, {FP32: PLAIN})
+    alone = MemoryGuard(400 * MB, {FP32: PLAIN}, EVERY)
     alone.observe_oom(FP32, 16, cap_bytes=150 * MB)
     assert alone.judge(FP32, 16).fits
     alone.observe_oom(FP32, 16, cap_bytes=400 * MB)
@@ -143,7 +144,7 @@ def test_what_other_caps_showed_is_learned_from_and_not_taken_for_this_one() -> 
 
 
 def test_an_oom_bounds_its_own_group_only() -> None:
-    guard = MemoryGuard(None, {FP32: PLAIN, BF16: PLAIN})
+    guard = MemoryGuard(None, {FP32: PLAIN, BF16: PLAIN}, EVERY)
     guard.observe_oom(FP32, 16)
     guard.observe_oom(FP32, 32)
     assert guard.judge(FP32, 16).reason == "micro-batch 16 ran out of memory before"
@@ -152,17 +153,17 @@ def test_an_oom_bounds_its_own_group_only() -> None:
 
 def test_a_whole_trainings_peak_moves_predictions_both_ways_and_a_short_runs_only_up() -> None:
     def after(peak_bytes: int, *, whole: bool) -> int:
-        guard = MemoryGuard(400 * MB, {FP32: PLAIN})
+        guard = MemoryGuard(400 * MB, {FP32: PLAIN}, EVERY)
         guard.observe_fit(FP32, 16, peak_bytes, whole=whole)
         return guard.predicted_bytes(FP32, 24) or 0
 
-    plain = MemoryGuard(400 * MB, {FP32: PLAIN}).predicted_bytes(FP32, 24) or 0
+    plain = MemoryGuard(400 * MB, {FP32: PLAIN}, EVERY).predicted_bytes(FP32, 24) or 0
     assert after(230 * MB, whole=True) < plain < after(310 * MB, whole=True)
     assert plain * 0.99 < after(230 * MB, whole=False) < after(310 * MB, whole=False)
 
 
 def test_a_group_nobody_predicted_is_judged_by_its_first_peak() -> None:
-    guard = MemoryGuard(400 * MB, {})
+    guard = MemoryGuard(400 * MB, {}, EVERY)
     assert guard.judge(BF16, 64).reason == "nothing is known of this memory group"
     guard.observe_fit(BF16, 8, 200 * MB)
     assert [guard.judge(BF16, m).fits for m in (8, 16, 32)] == [True, True, False]
@@ -176,10 +177,10 @@ def test_a_value_between_two_others_is_judged_by_the_one_that_needs_more(needs_m
         return (("amp_dtype", "fp32"), ("hidden_size", width))
 
     known = {at(w): MemoryProfile(mb, (Point(8, mb * MB, mb * MB),)) for w, mb in needs_mb.items()}
-    guard = MemoryGuard(255 * MB, known)
+    guard = MemoryGuard(255 * MB, known, EVERY)
     assert [guard.predicted_bytes(at(w), 8) for w in (65, 128, 255)] == [256 * MB] * 3
     assert not guard.judge(at(128), 8).fits
-    assert MemoryGuard(257 * MB, known).judge(at(128), 8).fits
+    assert MemoryGuard(257 * MB, known, EVERY).judge(at(128), 8).fits
     assert [guard.predicted_bytes(at(w), 8) for w in (32, 300)] == [None, None]
     assert guard.predicted_bytes((("amp_dtype", "bf16"), ("hidden_size", 128)), 8) is None
 
@@ -193,21 +194,21 @@ BOTH = {HELD: PLAIN, BARE: LESS}
 
 
 def test_a_batch_of_one_micro_step_has_a_footprint_of_its_own() -> None:
-    guard = MemoryGuard(200 * MB, BOTH)
+    guard = MemoryGuard(200 * MB, BOTH, EVERY)
     assert all((guard.p_oom(BARE, m) or 0) <= (guard.p_oom(HELD, m) or 0) for m in (2, 8, 12))
     assert largest(guard, BARE) > largest(guard, HELD)
-    assert largest(MemoryGuard(200 * MB, {HELD: PLAIN}), BARE) == largest(guard, HELD), "where nothing tells it"
+    assert largest(MemoryGuard(200 * MB, {HELD: PLAIN}, EVERY), BARE) == largest(guard, HELD), "where nothing tells it"
 
 
 def test_what_was_seen_of_one_holds_for_the_other_where_it_must() -> None:
-    guard = MemoryGuard(200 * MB, BOTH)
+    guard = MemoryGuard(200 * MB, BOTH, EVERY)
     guard.observe_oom(HELD, 6)
     assert largest(guard, HELD) == 5
     assert guard.judge(BARE, 6).fits, "it needs less"
     guard.observe_oom(BARE, 4)
     assert largest(guard, BARE) == 3
     assert largest(guard, HELD) <= 3, "it needs more"
-    other = MemoryGuard(200 * MB, BOTH)
+    other = MemoryGuard(200 * MB, BOTH, EVERY)
     other.observe_fit(BARE, 40, 0, whole=True)
     assert (largest(other, BARE), largest(other, HELD) < 40) == (40, True)
     other.observe_fit(HELD, 50, 0, whole=True)
@@ -215,14 +216,14 @@ def test_what_was_seen_of_one_holds_for_the_other_where_it_must() -> None:
 
 
 def test_what_may_begin_is_judged_anew_after_an_exact_need() -> None:
-    guard = MemoryGuard(200 * MB, {FP32: PLAIN})
+    guard = MemoryGuard(200 * MB, {FP32: PLAIN}, EVERY)
     assert guard.fitting(FP32, 8) == 8
     guard.observe_peak(FP32, 8, 380 * MB)
     assert guard.fitting(FP32, 8) == guard.judge(FP32, 8, shrink=True).micro_batch == 2
 
 
 def test_half_of_a_whole_batch_holds_gradients() -> None:
-    guard = MemoryGuard(200 * MB, BOTH)
+    guard = MemoryGuard(200 * MB, BOTH, EVERY)
     guard.observe_oom(BARE, 16)
     guard.observe_oom(HELD, 8)
     for m in (16, 32):
@@ -231,7 +232,7 @@ def test_half_of_a_whole_batch_holds_gradients() -> None:
 
 
 def test_of_a_group_without_a_footprint_either_kind_tells() -> None:
-    guard = MemoryGuard(200 * MB, {})
+    guard = MemoryGuard(200 * MB, {}, EVERY)
     guard.observe_fit(BARE, 4, 50 * MB)
     assert guard.predicted_bytes(HELD, 8) == guard.predicted_bytes(BARE, 8) is not None
 
@@ -241,7 +242,7 @@ def test_of_a_group_without_a_footprint_either_kind_tells() -> None:
 
 def of_source(source: str, cap_bytes: int) -> MemoryGuard:
     points = tuple(Point(m, (80 + 10 * m) * MB, (80 + 10 * m) * MB) for m in (2, 8))
-    return MemoryGuard(cap_bytes, {FP32: MemoryProfile(FLOOR_BYTES, points, source)})
+    return MemoryGuard(cap_bytes, {FP32: MemoryProfile(FLOOR_BYTES, points, source)}, EVERY)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -272,7 +273,7 @@ def test_the_limit_is_what_a_profile_may_say_at_most(source: str, cap_bytes: int
 @given(st.integers(90 * MB, 400 * MB), st.integers(1, 40), st.integers(1, 40))
 def test_the_same_peak_told_again_says_nothing_new(whole: bool, peak_bytes: int, told_of: int, asked: int) -> None:
     def after(times: int) -> tuple[float | None, int | None]:
-        guard = MemoryGuard(300 * MB, {FP32: PLAIN})
+        guard = MemoryGuard(300 * MB, {FP32: PLAIN}, EVERY)
         for _ in range(times):
             guard.observe_fit(FP32, told_of, peak_bytes, whole=whole)
         guard._fitted.clear()
@@ -292,7 +293,7 @@ def test_the_order_of_what_is_told_does_not_matter(history: list[tuple[str, int,
 
 
 def test_a_few_steps_that_fit_say_that_the_need_is_no_less_and_not_that_a_training_fits() -> None:
-    guard = MemoryGuard(200 * MB, {FP32: PLAIN})
+    guard = MemoryGuard(200 * MB, {FP32: PLAIN}, EVERY)
     assert not guard.judge(FP32, 11).fits
     guard.observe_fit(FP32, 11, 190 * MB)  # a probe, which met no long sample
     assert not guard.judge(FP32, 11).fits
@@ -306,20 +307,20 @@ def test_what_ran_without_compile_vouches_for_nothing_with_it() -> None:
     def at(compiled: str) -> MemoryGroup:
         return (("amp_dtype", "fp32"), ("compile", compiled))
 
-    guard = MemoryGuard(200 * MB, {at("off"): PLAIN})
+    guard = MemoryGuard(200 * MB, {at("off"): PLAIN}, EVERY)
     guard.observe_fit(at("off"), 12, 190 * MB, whole=True)
     assert guard.judge(at("off"), 12).reason == "micro-batch 12 fitted before"
     assert guard.judge(at("reduce-overhead"), 12).reason.startswith("predicted peak "), "by the profile of the other"
     guard.observe_oom(at("reduce-overhead"), 8)
     assert not guard.judge(at("reduce-overhead"), 8).fits
     assert guard.judge(at("off"), 12).fits
-    one, other = (MemoryGuard(170 * MB, {at("off"): PLAIN}).p_oom(at(c), 6) or 0.0 for c in ("off", "default"))
+    one, other = (MemoryGuard(170 * MB, {at("off"): PLAIN}, EVERY).p_oom(at(c), 6) or 0.0 for c in ("off", "default"))
     assert 0 < one < other < 0.5, "less is known of it"
 
 
 def test_a_prediction_is_corrected_by_what_runs_needed() -> None:
     points = tuple(Point(m, (80 + 10 * m) * MB, (80 + 10 * m) * MB) for m in (1, 64))
-    guard = MemoryGuard(10**12, {FP32: MemoryProfile(FLOOR_BYTES, points, "workspaces unseen")})
+    guard = MemoryGuard(10**12, {FP32: MemoryProfile(FLOOR_BYTES, points, "workspaces unseen")}, EVERY)
     before = guard.predicted_bytes(FP32, 64) or 0
     for m in (2, 16):
         guard.observe_peak(FP32, m, (80 + 15 * m) * MB)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
+from trainables.our_knobs import EVERY
 from tuning.config.space import Space
 from tuning.journal.events import StudyRecord
 from tuning.journal.records import Journal
@@ -20,15 +21,16 @@ from tuning.memory.prediction import Prediction
 from tuning.memory.trace import Trace
 
 MB = 10**6
-SPACE = Space.of(
+SPACE = Space.parse(
     {
         "micro_batch_size": [4, 16, 64],
         "amp_dtype": ["fp32", "bf16"],
         "dropout": 0.0,
         "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
-    }
+    },
+    EVERY,
 )
-FP32 = key_of({"amp_dtype": "fp32", "dropout": 0.0})
+FP32 = key_of({"amp_dtype": "fp32", "dropout": 0.0}, EVERY)
 
 
 class CountingBench(FormulaProfiler):
@@ -113,11 +115,13 @@ def test_on_a_plain_cpu_nothing_is_measured_that_may_not_fit(journal: Journal) -
 
 def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:
     several, one = {"batch_size": 64, "micro_batch_size": 32}, {"batch_size": 32, "micro_batch_size": 32}
-    assert key_of(several) == key_of({}) != key_of(one)
-    assert key_of({**one, "set_to_none": False}) == key_of(several), "zeros take the place of gradients"
-    assert key_of({"batch_size": 16, "micro_batch_size": 32}) == key_of(one), "a micro-step has no more than the batch"
+    assert key_of(several, EVERY) == key_of({}, EVERY) != key_of(one, EVERY)
+    assert key_of({**one, "set_to_none": False}, EVERY) == key_of(several, EVERY), "zeros take the place of gradients"
+    assert key_of({"batch_size": 16, "micro_batch_size": 32}, EVERY) == key_of(one, EVERY), (
+        "a micro-step has no more than the batch"
+    )
     for knobs in (several, one):
-        assert key_of(dict(key_of(knobs))) == key_of(knobs)
+        assert key_of(dict(key_of(knobs, EVERY)), EVERY) == key_of(knobs, EVERY)
 
 
 def test_when_its_time_is_up_it_says_so_and_leaves_the_rest_to_the_trials(journal: Journal) -> None:
@@ -126,7 +130,7 @@ def test_when_its_time_is_up_it_says_so_and_leaves_the_rest_to_the_trials(journa
     assert journal.records[-1]["text"].startswith("measured 1 of 2 memory groups")
     learned = guard(journal.run, 10**9)
     assert (
-        learned.judge(key_of({"amp_dtype": "bf16", "dropout": 0.0}), 64).reason
+        learned.judge(key_of({"amp_dtype": "bf16", "dropout": 0.0}, EVERY), 64).reason
         == "nothing is known of this memory group"
     )
 
@@ -204,7 +208,7 @@ def test_a_footprint_that_hung_or_had_no_time_says_nothing_of_the_memory(
 
 
 def test_of_a_range_its_ends_and_middle_are_measured() -> None:
-    space = Space.of({**SPACE.as_raw(), "hidden_size": {"low": 64, "high": 256}})
+    space = Space.parse({**SPACE.as_raw(), "hidden_size": {"low": 64, "high": 256}}, EVERY)
     assert sorted({c["hidden_size"] for c in memory_groups(space)}) == [64, 128, 256]
 
 
@@ -214,4 +218,4 @@ def test_of_a_range_its_ends_and_middle_are_measured() -> None:
 )
 def test_sizes_are_those_a_trial_can_come_to(given: Any, expected: list[int]) -> None:
     raw = {"micro_batch_size": given, "amp_dtype": ["fp32", "bf16"]}
-    assert micro_batches(Space.of(raw)) == expected
+    assert micro_batches(Space.parse(raw, EVERY)) == expected

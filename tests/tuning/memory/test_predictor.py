@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.commands import heard_interrupts
-from trainables.knobs import Knob, KnobTable, using
+from trainables.knobs import Knob, KnobTable
+from trainables.our_knobs import EVERY
 from tuning.memory import predictor
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, fingerprint, predict_all
@@ -50,19 +51,19 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Process:
 
 
 def test_an_answer_is_kept_and_found_again(process: Process, tmp_path: Path) -> None:
-    first = predict_all([request()], cache=tmp_path)
-    assert predict_all([request()], cache=tmp_path) == first
+    first = predict_all([request()], EVERY, cache=tmp_path)
+    assert predict_all([request()], EVERY, cache=tmp_path) == first
     assert len(process.runs) == 1
-    predict_all([request()], cache=None)
+    predict_all([request()], EVERY, cache=None)
     assert len(process.runs) == 2
 
 
 def test_knobs_without_effect_share_an_answer_and_others_do_not(process: Process, tmp_path: Path) -> None:
-    predict_all([request()], cache=tmp_path)
-    predict_all([request(micro_batch_size=64, learning_rate=0.1, num_workers=2, dropout=0.3)], cache=tmp_path)
+    predict_all([request()], EVERY, cache=tmp_path)
+    predict_all([request(micro_batch_size=64, learning_rate=0.1, num_workers=2, dropout=0.3)], EVERY, cache=tmp_path)
     assert len(process.runs) == 1
-    predict_all([request(dropout=0.0)], cache=tmp_path)
-    predict_all([request(amp_dtype="bf16")], cache=tmp_path)
+    predict_all([request(dropout=0.0)], EVERY, cache=tmp_path)
+    predict_all([request(amp_dtype="bf16")], EVERY, cache=tmp_path)
     assert len(process.runs) == 3
 
 
@@ -71,23 +72,22 @@ def test_a_rate_without_effect_is_asked_for_within_its_range(process: Process, t
         "weight": Knob(10.0, "learning", low=1.0, high=50.0, shapes_model=True),
         "share": Knob(0.1, "learning", values=(0.0, 0.1), shapes_model=True),
     }
-    with using(KnobTable(own)):
-        predict_all([request(weight=value) for value in (2.0, 10.0, 50.0)], cache=None)
+    predict_all([request(weight=value) for value in (2.0, 10.0, 50.0)], KnobTable(own), cache=None)
     (asked,) = [line["knobs"] for line in process.runs[0]]
     assert (asked["weight"], asked["share"]) == (10.0, 0.1)
 
 
 def test_a_torn_answer_is_traced_again(process: Process, tmp_path: Path) -> None:
-    predict_all([request()], cache=tmp_path)
+    predict_all([request()], EVERY, cache=tmp_path)
     (file,) = tmp_path.glob("*.json")
     file.write_text(file.read_text()[:40])
-    assert predict_all([request()], cache=tmp_path)[0].confidence == "traced"
+    assert predict_all([request()], EVERY, cache=tmp_path)[0].confidence == "traced"
     assert len(process.runs) == 2
 
 
 def test_requests_of_one_kind_share_a_process_and_equal_ones_a_trace(process: Process, tmp_path: Path) -> None:
     asked = [request(), request(amp_dtype="bf16"), request(learning_rate=0.1), Request(MINE, {}, {}, "cpu")]
-    notes = [found.notes for found in predict_all(asked, cache=tmp_path)]
+    notes = [found.notes for found in predict_all(asked, EVERY, cache=tmp_path)]
     assert notes == [("fp32",), ("bf16",), ("fp32",), ("fp32",)]
     assert [len(run) for run in process.runs] == [2, 1]
 
@@ -95,7 +95,7 @@ def test_requests_of_one_kind_share_a_process_and_equal_ones_a_trace(process: Pr
 def test_a_process_that_dies_costs_the_request_it_died_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(predictor, "_run", Process(deadly='"amp_dtype": "bf16"'))
     asked = [request(), request(amp_dtype="bf16"), request(amp_dtype="fp16")]
-    found = predict_all(asked, cache=tmp_path)
+    found = predict_all(asked, EVERY, cache=tmp_path)
     assert [one.confidence for one in found] == ["traced", "none", "traced"]
     assert found[1].notes == ("the tracing process ended with -11",)
     assert len(list(tmp_path.glob("*.json"))) == 2
@@ -104,7 +104,7 @@ def test_a_process_that_dies_costs_the_request_it_died_over(monkeypatch: pytest.
 def test_a_process_that_is_too_slow_is_killed(tmp_path: Path) -> None:
     own = tmp_path / "slow.py"
     own.write_text("import signal\nsignal.pause()\n")
-    (found,) = predict_all([Request(str(own), {}, {}, "cpu")], timeout_s=1.0, cache=tmp_path / "kept")
+    (found,) = predict_all([Request(str(own), {}, {}, "cpu")], EVERY, timeout_s=1.0, cache=tmp_path / "kept")
     assert found.confidence == "none"
     assert "was stopped" in found.notes[0]
     assert not (tmp_path / "kept").exists()
@@ -132,18 +132,18 @@ def test_an_imported_module_and_a_file_within_a_folder_that_an_option_names_are_
         (tmp_path / name).write_text(text)
     asked = [Request(str(tmp_path / "own.py"), {"model": str(tmp_path / "model")}, {}, "cuda")]
     for _ in range(2):
-        predict_all(asked, cache=tmp_path / "kept")
+        predict_all(asked, EVERY, cache=tmp_path / "kept")
     assert len(process.runs) == 1
     there = (tmp_path / changed).read_text()
     (tmp_path / changed).write_text(there.replace("1", "100"))
-    predict_all(asked, cache=tmp_path / "kept")
+    predict_all(asked, EVERY, cache=tmp_path / "kept")
     assert len(process.runs) == 2
 
 
 def test_what_could_not_be_predicted_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([Prediction("none", ("ImportError: no helper",), ()), Prediction("traced", (), (TRACE,))])
     monkeypatch.setattr(predictor, "_run", lambda lines, limit_s: ([next(answers).to_json()], ""))
-    found = [predict_all([request()], cache=tmp_path)[0].confidence for _ in range(3)]
+    found = [predict_all([request()], EVERY, cache=tmp_path)[0].confidence for _ in range(3)]
     assert found == ["none", "traced", "traced"]
 
 

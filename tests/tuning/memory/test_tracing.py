@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
+from tests.fakes import knobs_of
 from trainables import loop
-from trainables.knobs import Knobs
 from trainables.resident import Resident
 from trainables.workload import Config
 from tuning.memory.peaks import highest, peak_of
@@ -114,7 +114,7 @@ SGD: list[dict[str, Any]] = [{"optimizer": "sgd"}, {"optimizer": "sgd", "momentu
 
 
 def traced(net: type[nn.Module], sizes: tuple[int, ...] = (), **knobs: Any) -> Prediction:
-    return predict(Job(Task(net), Config(Knobs(**knobs))), sizes)
+    return predict(Job(Task(net), Config(knobs_of(**knobs))), sizes)
 
 
 def real(workload: Any, config: Config, micro_batch: int) -> tuple[int, int]:
@@ -148,7 +148,7 @@ def test_the_peak_is_that_of_a_real_run_also_at_sizes_not_traced(net: type[nn.Mo
         assert trace is not None
         # oneDNN's workspace is of whole pages, so beside the sizes traced it is a straight line but for a few of them.
         slack = 5 * 4096 if net is Recurrent and micro_batch not in (16, 32) else 0
-        several, alone = real(Task(net), Config(Knobs(**knobs)), micro_batch)
+        several, alone = real(Task(net), Config(knobs_of(**knobs)), micro_batch)
         assert abs(highest(trace.events)[1] - several) <= slack
         assert abs(peak_of(trace).alone_bytes - alone) <= slack
         assert alone <= several
@@ -230,7 +230,7 @@ def test_a_model_is_built_once_and_without_weights_while_operators_are_counted()
             return layer
 
     with Lifetimes("cuda", FAKE, workspaces.Cuda((8, 6))) as seen:
-        model = weightless.Weightless(cast(Any, Plain()), FAKE).model(Config(Knobs(), {}))
+        model = weightless.Weightless(cast(Any, Plain()), FAKE).model(Config(knobs_of(), {}))
     assert built == [FakeTensor]
     assert isinstance(model.weight, FakeTensor)
     assert seen.trace(1).events == ()  # it is on the host

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trainables import loop
-from trainables.knobs import Knobs, KnobTable, Scalar, using
+from trainables.knobs import LOOP, Knobs, Scalar
+from trainables.our_knobs import EVERY
 from trainables.resident import Resident
 from trainables.workload import Config
 from trainables.workload_files import load
@@ -56,7 +57,7 @@ DECODER = {
 def test_the_cpus_peak_is_what_a_virtual_card_counts(name: str) -> None:
     workload = load(name)
     for knobs in KNOBS[name]:
-        config = Config(Knobs.of(knobs), SMALL[name])
+        config = Config(Knobs.of(knobs, EVERY), SMALL[name])
         prediction = predict(Job(workload, config), (32,))
         assert prediction.confidence == "traced", prediction.notes
         (trace,) = prediction.traces
@@ -113,8 +114,10 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Pred
     asked["weighted"] = [Request(str(folder / "weighted.py"), {}, {"made": name}, "cuda") for name in MADE]
     decoder = {**SMALL["nli"], "model": str(folder)}
     asked["decoder"] = [Request("nli", decoder, one, "cuda") for one in DECODED]
-    with using(KnobTable()):  # each workload has its own at their defaults
-        found = iter(predict_all([one for of_one in asked.values() for one in of_one], timeout_s=540.0, cache=None))
+    requests = [one for of_one in asked.values() for one in of_one]
+    found = iter(
+        predict_all(requests, LOOP, timeout_s=540.0, cache=None)
+    )  # each workload has its own at their defaults
     return {name: [next(found) for _ in of_one] for name, of_one in asked.items()}
 
 
@@ -188,8 +191,7 @@ def test_without_a_compiler_the_cpus_kernels_are_traced(monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with using(KnobTable()):
-        (found,) = predict_all([Request("tests/data/mine.py", {}, {}, "cuda")], timeout_s=240.0, cache=None)
+    (found,) = predict_all([Request("tests/data/mine.py", {}, {}, "cuda")], LOOP, timeout_s=240.0, cache=None)
     assert found.confidence == "fallback"
     assert "no C++ compiler" in found.notes[0]
     assert len(found.traces) == 2

@@ -12,7 +12,8 @@ import yaml
 
 from tests.tuning import answered, hostile
 from trainables import Knob
-from trainables.knobs import KnobTable, table
+from trainables.knobs import KnobTable
+from trainables.our_knobs import EVERY
 from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import shareable
@@ -41,7 +42,7 @@ def test_what_is_written_is_read_back(best):
         0,
     )
     assert (read_back.knobs["learning_rate"], read_back.knobs["micro_batch_size"]) == (6.1e-4, 8)
-    assert set(read_back.knobs) == set(table())
+    assert set(read_back.knobs) == set(EVERY)
     measured = read_back.measured
     assert measured["samples_per_s"]["status"] == "confirmed"
     assert (measured["device"], measured["card"], measured["virtual"]) == ("Example CPU", "rtx3090", True)

@@ -11,6 +11,7 @@ from scipy import stats
 from tests.tuning.report.test_report import bare
 from trainables import Knob
 from trainables.knobs import KnobTable
+from trainables.our_knobs import EVERY
 from tuning.config.schema import PLAIN
 from tuning.report import format as fmt
 from tuning.report import report, sentences, tables
@@ -111,16 +112,19 @@ def test_a_gain_in_words(gain, text):
 
 
 def test_knobs_without_effect_are_no_difference():
-    assert fmt.differing({"num_workers": 0, "prefetch_factor": 4}, {"prefetch_factor": 2}) == {}
-    assert fmt.differing({"num_workers": 2}, {}) == {"num_workers": 2}, "what then has effect is at its default"
-    assert fmt.differing({"num_workers": 2, "prefetch_factor": 4}, {}) == {"num_workers": 2, "prefetch_factor": 4}
+    assert fmt.differing({"num_workers": 0, "prefetch_factor": 4}, {"prefetch_factor": 2}, EVERY) == {}
+    assert fmt.differing({"num_workers": 2}, {}, EVERY) == {"num_workers": 2}, "what then has effect is at its default"
+    assert fmt.differing({"num_workers": 2, "prefetch_factor": 4}, {}, EVERY) == {
+        "num_workers": 2,
+        "prefetch_factor": 4,
+    }
 
 
 @pytest.mark.parametrize(("batch", "micro"), [(32, 8), (16, 8), (16, 4)])
 def test_a_batch_that_is_cut_says_so_even_by_default(batch, micro):
-    told = fmt.settings({"batch_size": batch, "micro_batch_size": micro})
+    told = fmt.settings({"batch_size": batch, "micro_batch_size": micro}, EVERY)
     assert f"micro_batch_size={micro}" in told
-    assert fmt.settings({"batch_size": 8, "micro_batch_size": 8}) == ["batch_size=8"]
+    assert fmt.settings({"batch_size": 8, "micro_batch_size": 8}, EVERY) == ["batch_size=8"]
 
 
 def test_a_text_is_one_line_without_control_characters():
@@ -229,9 +233,12 @@ def test_trainings_that_learn_most_at_their_end_are_called_too_short(found: Summ
 
 def test_what_to_set_is_all_that_differs_from_the_default_or_from_what_there_is() -> None:
     config = {"learning_rate": 5e-4, "batch_size": 64, "micro_batch_size": 64, "num_workers": 0}
-    assert fmt.settings(config) == ["batch_size=64", "micro_batch_size=64"]
+    assert fmt.settings(config, EVERY) == ["batch_size=64", "micro_batch_size=64"]
     before = {"learning_rate": 1e-3, "num_workers": 2, "batch_size": 64, "micro_batch_size": 64}
-    assert set(fmt.settings(config, before)) - set(fmt.settings(config)) == {"num_workers=0", "learning_rate=5e-4"}
+    assert set(fmt.settings(config, EVERY, before)) - set(fmt.settings(config, EVERY)) == {
+        "num_workers=0",
+        "learning_rate=5e-4",
+    }
 
 
 @pytest.mark.parametrize("width", [60, 79, 80, 81, 100])

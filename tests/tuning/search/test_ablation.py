@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.fakes import FormulaProfiler
-from trainables.knobs import Knobs, is_active
+from trainables.knobs import Knobs
+from trainables.our_knobs import EVERY
 from tuning.config.schema import ConfirmSection
 from tuning.journal.events import AblationRecord
 from tuning.journal.records import Journal
@@ -37,11 +38,11 @@ class Drifting(FormulaProfiler):
 
 def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 5) -> tuple[dict, History]:
     """Returns the results of all changes on that profiler, by base and knobs, and the run."""
-    changed, _ = changes(BEST, BEFORE)
+    changed, _ = changes(BEST, BEFORE, EVERY)
     budget = ConfirmSection.model_construct(windows=rounds, window_s=1.0, seeds=1, top=1)
     with Journal.open(folder / "ablation.jsonl", create=True) as journal:
         journal.append(AblationRecord, best=BEST, changes=raw(changed))
-        named = turns({"best": BEST, "before": BEFORE}, changed)
+        named = turns({"best": BEST, "before": BEFORE}, changed, EVERY)
         measure_windows(profiler, journal, named, budget, lambda record: None, lambda: math.inf)
     return {(one.base, one.knobs): one for one in results(journal.run)}, journal.run
 
@@ -95,7 +96,7 @@ def test_lines_fit_the_terminal(tmp_path: Path) -> None:
 def test_each_differing_knob_of_speed_is_changed_at_both_ends() -> None:
     before = {"batch_size": 4, "micro_batch_size": 4, "num_workers": 4, "amp_dtype": "fp32", "learning_rate": 1e-3}
     best = {"batch_size": 32, "micro_batch_size": 16, "num_workers": 0, "amp_dtype": "bf16", "learning_rate": 2e-3}
-    found, idle = changes(best, before)
+    found, idle = changes(best, before, EVERY)
     assert {one.label for one in found if one.base == "best"} == {
         "batch_size", "micro_batch_size", "batch_size + micro_batch_size", "num_workers", "amp_dtype",
     }  # fmt: skip
@@ -103,7 +104,7 @@ def test_each_differing_knob_of_speed_is_changed_at_both_ends() -> None:
     assert set(idle) == {"before: micro_batch_size"}
     amp = next(one for one in found if one.name == "before, amp_dtype=bf16")
     assert (amp.value, amp.instead_of) == ("bf16", "fp32")
-    assert {**amp.config, "amp_dtype": "fp32"} == settled(before)
+    assert {**amp.config, "amp_dtype": "fp32"} == settled(before, EVERY)
 
 
 values = st.fixed_dictionaries(
@@ -121,10 +122,10 @@ values = st.fixed_dictionaries(
 
 @given(best=values, before=values)
 def test_what_is_changed_are_the_named_knobs_and_what_hangs_on_them(best: dict, before: dict) -> None:
-    ends = {"best": settled(best), "before": settled(before)}
-    for one in changes(best, before)[0]:
-        base, changed = Knobs.of(ends[one.base]).as_dict(), Knobs.of(one.config).as_dict()
+    ends = {"best": settled(best, EVERY), "before": settled(before, EVERY)}
+    for one in changes(best, before, EVERY)[0]:
+        base, changed = Knobs.of(ends[one.base], EVERY).as_dict(), Knobs.of(one.config, EVERY).as_dict()
         for name in set(ends[one.base]) & set(one.config) - set(one.knobs):
             assert base[name] == changed[name] or name in BATCHES  # the micro-batch is cut to the batch
-        assert all(is_active(name, changed) for name in one.config)
+        assert all(EVERY.is_active(name, changed) for name in one.config)
         assert one.config != ends[one.base]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
+from trainables.our_knobs import EVERY
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
 from tuning.journal.events import EVENTS, ProbeRecord, ResumeRecord, StartRecord, TrialRecord
@@ -36,7 +37,7 @@ from tuning.search.rule import Baseline, Rule
 BUDGET = ConfirmSection(windows=5, window_s=0.1, seeds=4, top=2)
 NAMED = {"before": {"micro_batch_size": 4}, "after": {"micro_batch_size": 8}, "best": {"micro_batch_size": 32}}
 RULE = Rule("error", "min")
-SPACE = Space.of({"batch_size": [16, 32, 64, 128], "num_workers": [0, 2]})
+SPACE = Space.parse({"batch_size": [16, 32, 64, 128], "num_workers": [0, 2]}, EVERY)
 SAMPLES = 320
 TODAY: dict[str, Scalar] = {"batch_size": 16, "num_workers": 0}
 SYSTEM_KNOBS: dict[str, Scalar] = {"batch_size": 16, "num_workers": 2}

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from trainables.our_knobs import EVERY
 from tuning.journal.events import TrialRecord
 from tuning.journal.records import Record
 from tuning.memory.guard import MemoryGuard
@@ -24,7 +25,7 @@ def test_stopped_trial_counts_by_its_last_rung(outcome: str, failed: bool, value
         qualities.rung(trial, 200, rung)
     qualities.ended("t0", 0.4)  # 0.2 better than at its rung
     record = Record(0, "", "trial", {"trial": "t1", "config": {}, "outcome": outcome, "values": {"error": 0.5}})
-    told = observation(TrialRecord.read(record), "error", qualities, MemoryGuard(None, {}))
+    told = observation(TrialRecord.read(record), "error", qualities, MemoryGuard(None, {}, EVERY))
     assert told.failed is failed
     assert told.values["error"] == pytest.approx(value)
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.fakes import FormulaProfiler, no_time
 from trainables.knobs import Scalar
+from trainables.our_knobs import EVERY
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
 from tuning.journal.events import ProbeRecord, StudyRecord
@@ -22,7 +23,7 @@ from tuning.search.probe import ProbeStage, left_out
 from tuning.search.throughput import Speeds, fastest, inside, probed
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0)
-SPACE = Space.of(
+SPACE = Space.parse(
     {
         "batch_size": [16, 64],
         "micro_batch_size": [4, 16, 64],
@@ -30,7 +31,8 @@ SPACE = Space.of(
         "activation_checkpointing": [False, True],
         "amp_dtype": ["fp32", "bf16"],
         "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
-    }
+    },
+    EVERY,
 )
 
 
@@ -52,7 +54,7 @@ def test_finds_the_fastest_system_knobs_of_each_coupling_with_all_its_neighbours
     assert len(asked) == len(set(asked)) < 2 * 3 * 2 * 2
     system = {n: p.values for n, p in SPACE.subset({"system"}).parameters.items() if isinstance(p, Choice)}
     for dtype in ("fp32", "bf16"):
-        mine = [p for p in probed(journal.run.probes) if p.knobs["amp_dtype"] == dtype]
+        mine = [p for p in probed(journal.run.probes, EVERY) if p.knobs["amp_dtype"] == dtype]
         best = max(mine, key=lambda p: p.samples_per_s).knobs
         assert (best["micro_batch_size"], best["num_workers"]) == (64, 2)
         assert best["activation_checkpointing"] is False
@@ -79,8 +81,8 @@ def test_probes_are_so_short_that_each_value_has_one_beside_what_is_named_and_wh
             self.now_s += time_s
             return super().probe(knobs, time_s, best_samples_per_s)
 
-    space = Space.of(
-        {"batch_size": 64, "micro_batch_size": 64, "num_workers": [0, 1, 2], "channels_last": [False, True]}
+    space = Space.parse(
+        {"batch_size": 64, "micro_batch_size": 64, "num_workers": [0, 1, 2], "channels_last": [False, True]}, EVERY
     )
     journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Timed()
     budget = ProbeSection(max_time_s=max_time_s, probe_time_s=3.0)
@@ -99,8 +101,8 @@ def test_a_knob_that_is_idle_beside_the_fastest_others_is_not_said_to_lack_a_pro
         found = {"outcome": "ok", "samples_per_s": rate, "micro_step_s": 64 / rate, "optimizer_step_s": 0.0}
         journal.append(ProbeRecord, name=None, config=config, **found)
     given = {"batch_size": 64, "num_workers": [0, 1], "prefetch_factor": [2, 4], "micro_batch_size": [64, 128]}
-    assert left_out(journal.run, Space.of(given)) == [], "a micro-batch of 128 is the whole batch, too"
-    assert left_out(journal.run, Space.of({**given, "channels_last": [False, True]})) == ["channels_last"]
+    assert left_out(journal.run, Space.parse(given, EVERY)) == [], "a micro-batch of 128 is the whole batch, too"
+    assert left_out(journal.run, Space.parse({**given, "channels_last": [False, True]}, EVERY)) == ["channels_last"]
 
 
 def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_what_the_time_cut_is_probed_once_there_is_more(tmp_path: Path) -> None:
     before: dict[str, Scalar] = {"batch_size": 4, "micro_batch_size": 4}
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     for profiler in (Late(), FormulaProfiler()):
-        stage = ProbeStage(profiler, SPACE, journal, MemoryGuard(None, {}), BUDGET, clock=no_time)
+        stage = ProbeStage(profiler, SPACE, journal, MemoryGuard(None, {}, EVERY), BUDGET, clock=no_time)
         stage.run({"before": before}, lambda r: None)
     ended = [r for r in journal.run.probes if r.outcome == "ok"]
     assert ended[0].config == journal.run.probes[0].config
@@ -184,12 +186,14 @@ def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) 
 
 
 def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
-    space = Space.of({"encoder_frac": [0.0, 0.25, 0.5], "hidden_size": [64, 128], "batch_size": 16})
+    space = Space.parse({"encoder_frac": [0.0, 0.25, 0.5], "hidden_size": [64, 128], "batch_size": 16}, EVERY)
     found = memory_groups(space)
     assert [c["encoder_frac"] for c in found] == [0.0, 0.0, 0.25, 0.25]
-    assert key_of({"encoder_frac": 0.5, "hidden_size": 64}) == key_of(found[2]) != key_of(found[0])
-    assert [c.get("encoder_frac") for c in memory_groups(Space.of({"encoder_frac": 0.5, "batch_size": 16}))] == [0.5]
-    ranged = memory_groups(Space.of({"encoder_frac": {"low": 0.0, "high": 0.5}, "batch_size": 16}))
+    assert key_of({"encoder_frac": 0.5, "hidden_size": 64}, EVERY) == key_of(found[2], EVERY) != key_of(found[0], EVERY)
+    assert [
+        c.get("encoder_frac") for c in memory_groups(Space.parse({"encoder_frac": 0.5, "batch_size": 16}, EVERY))
+    ] == [0.5]
+    ranged = memory_groups(Space.parse({"encoder_frac": {"low": 0.0, "high": 0.5}, "batch_size": 16}, EVERY))
     assert sorted(float(c["encoder_frac"]) > 0 for c in ranged) == [False, True]
 
 
@@ -197,11 +201,11 @@ def test_smaller_batches_have_a_probe_with_the_system_knobs_of_the_best_however_
     profiler = Timed()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     raw = {"batch_size": [16, 32, 64], "micro_batch_size": [64, 32, 16], "num_workers": [0, 1, 2], "amp_dtype": "fp32"}
-    space = Space.of({**SPACE.as_raw(), **raw})
+    space = Space.parse({**SPACE.as_raw(), **raw}, EVERY)
     budget = ProbeSection(max_time_s=8.0, probe_time_s=1.0)
     stage = ProbeStage(profiler, space, journal, guard(History(), None), budget, clock=lambda: sum(profiler.asked))
     stage.run({}, lambda r: None)
-    found = probed(journal.run.probes)
+    found = probed(journal.run.probes, EVERY)
     best = max(found, key=lambda p: p.samples_per_s)
     same = {(p.micro_batch_size, p.knobs["num_workers"]) for p in found}
     assert best.micro_batch_size == 64
@@ -226,16 +230,16 @@ def test_the_stage_keeps_to_its_time_however_many_groups_there_are(tmp_path: Pat
     profiler = Timed()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     widths = [128, *range(200, 200 + groups - 1)]
-    space = Space.of({**SPACE.as_raw(), "amp_dtype": "fp32", "hidden_size": widths if groups > 1 else 128})
+    space = Space.parse({**SPACE.as_raw(), "amp_dtype": "fp32", "hidden_size": widths if groups > 1 else 128}, EVERY)
     budget = ProbeSection(max_time_s=24.0, probe_time_s=3.0)
     stage = ProbeStage(profiler, space, journal, guard(History(), None), budget, clock=lambda: sum(profiler.asked))
     stage.run({}, lambda r: None)
     assert sum(profiler.asked) <= 24.0 + 1.5
     assert len(set(profiler.asked)) == 1, "all probes are equally long"
-    found = probed(journal.run.probes)
+    found = probed(journal.run.probes, EVERY)
     learned = guard(journal.run, None)
     for width in widths:
-        choice = fastest(Speeds(found), learned, {"hidden_size": width, "batch_size": 64})
+        choice = fastest(Speeds(found, EVERY), learned, {"hidden_size": width, "batch_size": 64})
         assert choice is not None, "what was not probed is judged by its nearest"
         assert choice.system["num_workers"] == 2
 
@@ -250,7 +254,7 @@ class Bare(FormulaProfiler):
 
     def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
         """Returns the formula's, less the gradients where none are held."""
-        held = dict(key_of(knobs))[GRADIENTS_HELD]
+        held = dict(key_of(knobs, EVERY))[GRADIENTS_HELD]
         return super().peak_bytes(knobs, micro_batch) - (not held) * 10_000_000
 
 
@@ -259,7 +263,7 @@ def alone(
 ) -> tuple[Space, Journal, MemoryGuard]:
     """Probes a space of one coupling, in which a batch of one micro-step can have 32 samples."""
     raw = {"batch_size": [16, 32, 64], "micro_batch_size": [8, 32, 64], "amp_dtype": "fp32", "num_workers": 0, **space}
-    own = Space.of({**SPACE.as_raw(), "activation_checkpointing": False, **raw})
+    own = Space.parse({**SPACE.as_raw(), "activation_checkpointing": False, **raw}, EVERY)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     journal.append(StudyRecord, card={"cap_bytes": cap_bytes}, device={"type": "cpu"})
     MemoryStage(profiler, own, journal, cap_bytes, clock=no_time).run()
@@ -277,7 +281,7 @@ def test_what_fits_only_as_a_whole_batch_is_probed_and_trained_as_one(tmp_path: 
     space, journal, learned = alone(tmp_path, cap_bytes, Bare(cap_bytes))
     assert sorted(sizes(journal)) == [(32, 32), (64, 8)], "each once"
     assert all(r.outcome == "ok" for r in journal.run.probes)
-    speeds = Speeds(probed(journal.run.probes))
+    speeds = Speeds(probed(journal.run.probes, EVERY), EVERY)
     at = {b: fastest(speeds, learned, {**space.fixed, "batch_size": b}) for b in (16, 32, 64)}
     assert {b: found.system["micro_batch_size"] for b, found in at.items() if found} == {16: 16, 32: 32, 64: 8}
 
@@ -286,7 +290,8 @@ def test_what_serves_one_batch_size_is_not_what_a_sweep_goes_on_from(tmp_path: P
     cap_bytes = 415_000_000
     _, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
     found = {
-        (p.knobs["batch_size"], p.knobs["micro_batch_size"], p.knobs["num_workers"]) for p in probed(journal.run.probes)
+        (p.knobs["batch_size"], p.knobs["micro_batch_size"], p.knobs["num_workers"])
+        for p in probed(journal.run.probes, EVERY)
     }
     assert {(64, 8, n) for n in (0, 1, 2)} <= found, "all batch sizes run these"
     assert (32, 32, 2) in found, "and with the best of them it is probed again"
@@ -329,14 +334,14 @@ class Lucky(FormulaProfiler):
 
 def test_a_sweep_does_not_go_on_from_what_its_step_did_not_show(tmp_path: Path) -> None:
     searched = {"sdpa_backend": ["auto", "math"], "num_workers": [0, 2]}
-    space = Space.of({"batch_size": 16, "micro_batch_size": 16, **searched})
+    space = Space.parse({"batch_size": 16, "micro_batch_size": 16, **searched}, EVERY)
     profiler, journal = Lucky(), Journal.open(tmp_path / "trials.jsonl", create=True)
     learned = guard(journal.run, None)
     ProbeStage(profiler, space, journal, learned, BUDGET, clock=no_time).run({}, lambda r: None)
     asked = [(k["sdpa_backend"], k["num_workers"]) for k in profiler.probed]
     assert asked[:3] == [("auto", 0), ("math", 0), ("auto", 2)]
-    known = [p for p in probed(journal.run.probes) if inside(space, p)]
-    best = fastest(Speeds(known), learned, {"batch_size": 16})
+    known = [p for p in probed(journal.run.probes, EVERY) if inside(space, p)]
+    best = fastest(Speeds(known, EVERY), learned, {"batch_size": 16})
     assert best is not None
     assert (best.system["sdpa_backend"], best.system["num_workers"]) == ("auto", 2)
 
@@ -359,11 +364,11 @@ def test_a_knob_of_the_optimizer_step_is_judged_by_that_step_alone(tmp_path: Pat
             return {**super().probe(knobs, time_s, best_samples_per_s), **found, "samples_per_s": rate}
 
     types, both = ["fp32", "bf16"], [False, True]
-    space = Space.of({"batch_size": 64, "micro_batch_size": 64, "fused_optimizer": both, "amp_dtype": types})
+    space = Space.parse({"batch_size": 64, "micro_batch_size": 64, "fused_optimizer": both, "amp_dtype": types}, EVERY)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     profiler = Drifting()
     ProbeStage(profiler, space, journal, guard(History(), None), BUDGET, clock=no_time).run({}, lambda r: None)
-    first, other = ([p for p in probed(journal.run.probes) if p.knobs["amp_dtype"] == own] for own in types)
+    first, other = ([p for p in probed(journal.run.probes, EVERY) if p.knobs["amp_dtype"] == own] for own in types)
     assert [p.knobs["fused_optimizer"] for p in first] == [False, True]
     assert other[0].knobs["fused_optimizer"] is True, "another group starts with it"
-    assert Speeds(first).ranked(first[0].knobs)[0].system["fused_optimizer"] is True, "and trials have it"
+    assert Speeds(first, EVERY).ranked(first[0].knobs)[0].system["fused_optimizer"] is True, "and trials have it"

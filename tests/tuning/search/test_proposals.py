@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.knobs import Scalar
+from trainables.our_knobs import EVERY
 from tuning.config.choices import Goal
 from tuning.config.space import Choice, Range, Space
 from tuning.search.proposals import FASTER, LEAST_WORTH, STEP, STEPS, Candidate, Known, Proposals, Seen
@@ -21,14 +22,18 @@ from tuning.search.sampler import Sampler
 
 RATE = Range(1e-4, 1e-1, log=True)
 SPACES = {
-    "lists": Space({"hidden_size": Choice((32, 64, 128)), "optimizer": Choice(("adamw", "sgd"))}),
-    "ranges": Space({"learning_rate": RATE, "dropout": Range(0.0, 0.9)}),
-    "one knob": Space({"batch_size": Choice((16, 32, 64))}),
-    "texts and flags": Space({"architecture": Choice(("lstm", "mlp")), "sequence_packing": Choice((False, True))}),
-    "a rate listed": Space({"learning_rate": Choice((1e-3, 1e-2)), "batch_size": Choice((16, 64))}),
-    "batch and rate": Space({"batch_size": Choice((16, 64, 256)), "learning_rate": RATE, "warmup_frac": Range(0, 1)}),
-    "a list of one": Space({"hidden_size": Choice((32,)), "dropout": Range(0.0, 0.9)}),
-    "nothing": Space({}),
+    "lists": Space({"hidden_size": Choice((32, 64, 128)), "optimizer": Choice(("adamw", "sgd"))}, {}, EVERY),
+    "ranges": Space({"learning_rate": RATE, "dropout": Range(0.0, 0.9)}, {}, EVERY),
+    "one knob": Space({"batch_size": Choice((16, 32, 64))}, {}, EVERY),
+    "texts and flags": Space(
+        {"architecture": Choice(("lstm", "mlp")), "sequence_packing": Choice((False, True))}, {}, EVERY
+    ),
+    "a rate listed": Space({"learning_rate": Choice((1e-3, 1e-2)), "batch_size": Choice((16, 64))}, {}, EVERY),
+    "batch and rate": Space(
+        {"batch_size": Choice((16, 64, 256)), "learning_rate": RATE, "warmup_frac": Range(0, 1)}, {}, EVERY
+    ),
+    "a list of one": Space({"hidden_size": Choice((32,)), "dropout": Range(0.0, 0.9)}, {}, EVERY),
+    "nothing": Space({}, {}, EVERY),
 }
 OUTSIDE: dict[str, Scalar] = {"batch_size": 24, "learning_rate": 0.5, "hidden_size": 48, "dropout": 0.95}
 """A reference that no space has."""
@@ -104,7 +109,9 @@ SEARCHED = Space(
         "hidden_size": Choice((32, 64, 128)),
         "learning_rate": RATE,
         "dropout": Range(0.0, 0.5),
-    }
+    },
+    {},
+    EVERY,
 )
 TODAY: dict[str, Scalar] = {"batch_size": 32, "hidden_size": 128, "learning_rate": 5e-4, "dropout": 0.1}
 """Its learning rate is too small: what suits it is 2e-3."""

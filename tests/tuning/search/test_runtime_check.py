@@ -10,6 +10,7 @@ import pytest
 
 from trainables import knobs
 from trainables.knobs import OF_THE_LOOP
+from trainables.our_knobs import EVERY
 from tuning.search.runtime_check import compare, disagreements
 
 CPU: dict[str, Any] = {
@@ -38,7 +39,7 @@ CARD = {**CPU, "device": "cuda", "pinned": True, "non_blocking": True, "side_str
 def agrees(active: dict[str, Any], **asked: Any) -> bool | None:
     """Returns whether the one knob that was asked for is as it was seen; fails where it has no row."""
     (name,) = asked
-    (row,) = [row for row in compare(asked, active) if row.knob == name]
+    (row,) = [row for row in compare(asked, active, EVERY) if row.knob == name]
     return row.agrees
 
 
@@ -85,13 +86,13 @@ def test_each_knob_is_held_against_what_was_seen(asked: dict[str, Any], as_asked
 
 def test_a_knob_that_requires_another_is_read_where_that_is_set() -> None:
     loading = {**CPU, "workers": 2, "prefetch_factor": 4, "persistent_workers": False}
-    rows = compare({"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}, loading)
+    rows = compare({"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}, loading, EVERY)
     assert [row.agrees for row in rows] == [True, True, False]
     for seen, as_asked in ((True, True), (False, False)):
-        rows = compare({"pin_memory": True, "device_prefetch": True}, {**CARD, "side_stream": seen})
+        rows = compare({"pin_memory": True, "device_prefetch": True}, {**CARD, "side_stream": seen}, EVERY)
         assert [row.agrees for row in rows] == [True, as_asked]
     sgd = {**CPU, "optimizer": "SGD", "optimizer_state_dtypes": [], "momenta": [0.9], "nesterov": True}
-    rows = compare({"optimizer": "sgd", "momentum": 0.5, "nesterov": True}, sgd)
+    rows = compare({"optimizer": "sgd", "momentum": 0.5, "nesterov": True}, sgd, EVERY)
     assert [row.agrees for row in rows] == [True, False, True]
     assert agrees({**CPU, "gradient_norms": ["aten._foreach_norm"]}, max_grad_norm=1.0) is True
     assert agrees({**CPU, "gradient_norms": []}, max_grad_norm=1.0) is False
@@ -100,7 +101,7 @@ def test_a_knob_that_requires_another_is_read_where_that_is_set() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_default_is_not_denied_where_its_fact_is_missing(device: str) -> None:
     defaults = {name: row.default for name, row in OF_THE_LOOP.items()}
-    assert disagreements(defaults, {"device": device, "batch_size": 32, "micro_batch_size": 8}) == []
+    assert disagreements(defaults, {"device": device, "batch_size": 32, "micro_batch_size": 8}, EVERY) == []
 
 
 def test_each_reader_has_a_case_here() -> None:
@@ -116,10 +117,10 @@ def test_each_reader_has_a_case_here() -> None:
 
 
 def test_the_sentence_names_knob_value_and_what_ran() -> None:
-    assert disagreements({"sdpa_backend": "flash", "num_workers": 0}, CPU) == [
+    assert disagreements({"sdpa_backend": "flash", "num_workers": 0}, CPU, EVERY) == [
         "knobs.sdpa_backend=flash was asked; the first step showed attention by math"
     ]
-    assert disagreements({"set_to_none": False}, CPU) == [
+    assert disagreements({"set_to_none": False}, CPU, EVERY) == [
         "knobs.set_to_none=false was asked; the first step showed gradients set to none"
     ]
 
@@ -128,7 +129,7 @@ def test_a_card_shows_what_a_cpu_does_not_have() -> None:
     assert agrees(CARD, pin_memory=True) is agrees(CARD, non_blocking=True) is agrees(CARD, tf32=True) is True
     assert agrees(CARD, pin_memory=False) is False
     assert agrees(CARD, non_blocking=False) is True  # copies beside the step never wait
-    assert not compare({"tf32": False, "pin_memory": False}, CPU)
+    assert not compare({"tf32": False, "pin_memory": False}, CPU, EVERY)
 
 
 def test_a_micro_batch_is_never_larger_than_its_batch() -> None:
@@ -144,12 +145,12 @@ def test_a_batch_may_be_cut_more_evenly_than_asked() -> None:
 def test_compiled_is_told_by_graphs_after_a_second_step() -> None:
     assert agrees({**CPU, "compiled_graphs": 2}, compile="default") is True
     assert agrees({**CPU, "compiled_graphs": 0}, compile="default") is False
-    assert not compare({"compile": "default"}, CPU)
+    assert not compare({"compile": "default"}, CPU, EVERY)
 
 
 def test_a_step_that_was_skipped_says_nothing_of_the_optimiser() -> None:
     skipped = {k: v for k, v in CPU.items() if k != "optimizer_ops"}
-    assert not compare({"fused_optimizer": True}, skipped)
+    assert not compare({"fused_optimizer": True}, skipped, EVERY)
 
 
 def test_an_augmentation_is_read_by_where_it_ran() -> None:
@@ -158,8 +159,8 @@ def test_an_augmentation_is_read_by_where_it_ran() -> None:
 
 
 def test_idle_knob_and_run_without_a_step_have_no_row() -> None:
-    assert not compare({"num_workers": 0, "prefetch_factor": 4}, {**CPU, "prefetch_factor": 2})[1:]
-    assert compare({"num_workers": 2}, {}) == []
+    assert not compare({"num_workers": 0, "prefetch_factor": 4}, {**CPU, "prefetch_factor": 2}, EVERY)[1:]
+    assert compare({"num_workers": 2}, {}, EVERY) == []
 
 
 def test_convolutions_over_time_are_no_images() -> None:
@@ -172,7 +173,10 @@ def test_convolutions_over_time_are_no_images() -> None:
 @pytest.mark.parametrize("junk", [None, "nonsense", [], {"fp32": 1}, 2.5, True], ids=str)
 def test_a_damaged_record_is_no_error(junk: Any) -> None:
     everything = knobs.Knobs(num_workers=2, pin_memory=True).as_dict()
-    for rows in (compare(everything, dict.fromkeys(CARD, junk)), compare(dict.fromkeys(everything, junk), CARD)):
+    for rows in (
+        compare(everything, dict.fromkeys(CARD, junk), EVERY),
+        compare(dict.fromkeys(everything, junk), CARD, EVERY),
+    ):
         assert {row.knob for row in rows} <= set(everything)
 
 

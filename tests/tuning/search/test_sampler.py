@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from trainables.knobs import Scalar
+from trainables.our_knobs import EVERY
 from tuning.config.space import Choice, Range, Space
 from tuning.search.sampler import NEIGHBOURS, Mode, Observation, Proposal, Sampler, SamplerName
 
@@ -20,6 +21,7 @@ MICRO = (1, 2, 4, 8, 16, 32, 64, 128)
 CARD = Space(
     {"micro_batch_size": Choice(MICRO), "learning_rate": Range(1e-5, 1e-1, log=True), "num_workers": Choice((0, 2, 4))},
     {"batch_size": 128},
+    EVERY,
 )
 SMALL = Space(
     {
@@ -27,7 +29,9 @@ SMALL = Space(
         "num_workers": Choice((0, 2)),
         "micro_batch_size": Choice((4, 8, 16)),
         "batch_size": Choice((4, 8)),
-    }
+    },
+    {},
+    EVERY,
 )
 NAMES: tuple[SamplerName, ...] = ("known", "tpe", "random")
 
@@ -76,7 +80,7 @@ def test_a_finite_space_is_proposed_whole_and_nothing_twice(name: SamplerName) -
 
 
 def test_a_space_without_parameters_has_one_configuration() -> None:
-    sampler = Sampler(Space({}, {"batch_size": 8}), ONE, 0)
+    sampler = Sampler(Space({}, {"batch_size": 8}, EVERY), ONE, 0)
     assert proposed(sampler).values == {}
     assert sampler.propose() is None
 

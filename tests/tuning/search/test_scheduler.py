@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.fakes import FormulaProfiler, no_time
-from trainables.knobs import Knobs, KnobTable, using
+from trainables.knobs import Knobs, KnobTable
+from trainables.our_knobs import EVERY
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.events import (
@@ -38,13 +39,14 @@ from tuning.search.scheduler import NAN_IN_FP16, SearchTerms, TrialScheduler
 from tuning.search.selection import leader
 from tuning.search.throughput import Probed, Speeds, fastest
 
-SPACE = Space.of(
+SPACE = Space.parse(
     {
         "batch_size": [16, 32, 64, 128, 256],
         "micro_batch_size": [4, 16, 64, 256],
         "num_workers": [0, 2],
         "learning_rate": {"low": 1e-3, "high": 1.0, "log": True},
-    }
+    },
+    EVERY,
 )
 ORDERS = TrialPlan(samples=800, milestones=(200, 400, 800), shrink=True, concurrency=1, threads=1)
 
@@ -336,7 +338,7 @@ def test_what_ended_before_a_break_counts_beside_crashes(tmp_path: Path, ended: 
 def test_oom_before_a_smaller_micro_batch_is_a_record(tmp_path: Path) -> None:
     office = Office(tmp_path, count=20)
     first = office.next()
-    micro = Knobs.of(first.knobs).micro_batch_size
+    micro = Knobs.of(first.knobs, EVERY).micro_batch_size
     found: Mapping[str, Any] = office.result(first, ORDERS.samples)
     shrunk = {**first.knobs, "micro_batch_size": micro // 2}
     office.scheduler.ended(
@@ -354,11 +356,11 @@ def test_slot_that_was_too_small_teaches_the_guard(tmp_path: Path) -> None:
     slot_bytes = first.need_bytes + 1_000_000  # it was expected to fit
     full = {"outcome": "oom", "values": {}, "message": "full", "cap_bytes": slot_bytes}
     office.scheduler.widened(first.trial, {**full, "wanted_bytes": slot_bytes - 1})  # others had filled the card
-    assert office.scheduler._guard.predicted_bytes(*need_of(first.knobs)) == first.need_bytes
+    assert office.scheduler._guard.predicted_bytes(*need_of(first.knobs, EVERY)) == first.need_bytes
     office.scheduler.widened(first.trial, {**full, "wanted_bytes": slot_bytes + 1})
     slot = f"more than its slot of {slot_bytes / 2**20:.0f} MiB, and begins alone"
     assert [slot in str(r["reason"]) for r in office.journal.records if r.event == "widened"] == [True] * 2
-    asked = need_of(first.knobs)
+    asked = need_of(first.knobs, EVERY)
     again = guard(office.journal.run, cap_bytes)
     for learned in (office.scheduler._guard, again):
         assert slot_bytes <= (learned.predicted_bytes(*asked) or 0) < cap_bytes, "the next of its like has no slot"
@@ -533,16 +535,16 @@ class Half(Office):
 
 
 def test_that_fp16_ends_in_nan_is_said_once(tmp_path: Path) -> None:
-    space = Space.of({**SPACE.as_raw(), "amp_dtype": ["fp16", "fp32", "bf16"]})
+    space = Space.parse({**SPACE.as_raw(), "amp_dtype": ["fp16", "fp32", "bf16"]}, EVERY)
     office = Half(tmp_path, count=12, space=space, sampler="random")
     assert len([request for request in office.work() if request.knobs["amp_dtype"] == "fp16"]) > 1
     assert [note.text for note in office.journal.run.notes] == [NAN_IN_FP16]
 
 
 def test_micro_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
-    space = Space.of({**SPACE.as_raw(), "micro_batch_size": 256})
+    space = Space.parse({**SPACE.as_raw(), "micro_batch_size": 256}, EVERY)
     office = Office(tmp_path, count=6, space=space, sampler="random")  # probed without a cap, as on another card
-    office.scheduler._guard = MemoryGuard(300_000_000, office.scheduler._guard._profiles)
+    office.scheduler._guard = MemoryGuard(300_000_000, office.scheduler._guard._profiles, EVERY)
     begun = office.work()
     halved = [r for r in office.journal.records if r.event == "trial_start" and r["decision"] == "halve"]
     assert halved
@@ -554,7 +556,7 @@ def test_micro_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
 def test_interrupted_trial_that_is_ruled_out_is_replaced(tmp_path: Path) -> None:
     office = Office(tmp_path, strategy="joint", count=5)
     first = office.next()
-    micro = min(Knobs.of(first.knobs).micro_batch_size, Knobs.of(first.knobs).batch_size)
+    micro = min(Knobs.of(first.knobs, EVERY).micro_batch_size, Knobs.of(first.knobs, EVERY).batch_size)
     knobs = {**first.knobs, "micro_batch_size": micro}
     office.journal.append(OomRecord, trial="t999", config=knobs, outcome="oom", message="full")
     office.journal.close()
@@ -622,7 +624,7 @@ def test_search_goes_on_from_a_journal_with_trials_on_another_kind_of_device(tmp
 def test_what_was_asked_for_is_not_proposed_again(
     tmp_path: Path,
 ) -> None:
-    space = Space.of({"batch_size": 16, "micro_batch_size": 16, "num_workers": [0, 2], "learning_rate": 0.1})
+    space = Space.parse({"batch_size": 16, "micro_batch_size": 16, "num_workers": [0, 2], "learning_rate": 0.1}, EVERY)
     office = Office(tmp_path, strategy="joint", space=space)
     while (asked := office.next()).knobs["num_workers"] != 2:
         office.finish(asked)
@@ -636,7 +638,7 @@ def test_what_was_asked_for_is_not_proposed_again(
 def test_resumed_search_knows_of_memory_what_the_unbroken_did(tmp_path: Path) -> None:
     office = Office(tmp_path, strategy="joint", count=12, cap_bytes=400_000_000)
     office.work(6)
-    key = key_of({})
+    key = key_of({}, EVERY)
     said = [office.scheduler._guard.p_oom(key, m) for m in (16, 28, 30, 32, 64)]
     office.journal.close()
     resumed = Office(tmp_path, strategy="joint", count=12, cap_bytes=400_000_000)
@@ -659,7 +661,7 @@ def test_what_the_executor_decided_is_in_the_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["staged", "joint"])
 def test_running_trial_that_new_knowledge_rules_out_is_stopped(tmp_path: Path, strategy: str) -> None:
     office = Office(tmp_path, strategy=strategy, count=8, sampler="random")
-    office.scheduler._guard = MemoryGuard(None, office.scheduler._guard._profiles)
+    office.scheduler._guard = MemoryGuard(None, office.scheduler._guard._profiles, EVERY)
     office.finish(office.next())
     first, second = sorted((office.next() for _ in range(2)), key=lambda a: -micro_batch_of(a.knobs))
     assert office.scheduler.goes_on(first.trial, {"samples": 100})
@@ -686,7 +688,7 @@ def test_what_was_ruled_out_is_not_learned_as_fitting(tmp_path: Path) -> None:
     assert not office.scheduler.goes_on(first.trial, {})
     office.scheduler.ended(first.trial, {"outcome": "refused", "values": {}, "message": ""})
     again = guard(office.journal.run, None)
-    assert not again.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits
+    assert not again.judge(key_of(first.knobs, EVERY), micro_batch_of(first.knobs)).fits
     office.journal.close()
     begun = Office(tmp_path, strategy="joint", count=8).work()
     assert first.knobs["learning_rate"] not in [a.knobs["learning_rate"] for a in begun]
@@ -706,9 +708,9 @@ def test_a_trial_gets_the_knobs_that_are_fastest_at_what_fits(fits: int, micro_b
     """What was tuned at 64 samples is 4 times as fast as the plain start at 4, and at 16 of them still as fast."""
     tuned = Probed({"batch_size": 64, "micro_batch_size": 64, "num_workers": 4}, 0.064, 0.0, 1000.0)
     plain = Probed({"batch_size": 64, "micro_batch_size": 4, "num_workers": 0}, 0.016, 0.0, 249.0)
-    learned = MemoryGuard(10**9, {})
-    learned.observe_oom(key_of({}), fits + 1)
-    found = fastest(Speeds([tuned, plain]), learned, {"batch_size": 128})
+    learned = MemoryGuard(10**9, {}, EVERY)
+    learned.observe_oom(key_of({}, EVERY), fits + 1)
+    found = fastest(Speeds([tuned, plain], EVERY), learned, {"batch_size": 128})
     assert (None if found is None else found.system["micro_batch_size"]) == micro_batch
 
 
@@ -819,15 +821,15 @@ def test_trial_that_nobody_probed_is_judged_by_its_own_speed(tmp_path: Path, con
 
 
 def test_micro_batch_that_changes_learning_is_searched(tmp_path: Path) -> None:
-    with using(KnobTable(kinds={"micro_batch_size": "both"})):
-        office = Office(tmp_path, count=12, cap_bytes=400_000_000)
-        probes = {r.config["micro_batch_size"] for r in office.journal.run.probes}
-        first = office.next()
-        half = {**first.knobs, "micro_batch_size": int(first.knobs["micro_batch_size"]) // 2}
-        found = office.result(first, ORDERS.samples)
-        failed = {"knobs": dict(first.knobs), "message": "full", "outcome": "oom"}
-        office.scheduler.ended(first.trial, {**found, "knobs": half, "ooms": [failed]})
-        begun = office.work()
+    space = dataclasses.replace(SPACE, table=KnobTable(EVERY.own, {"micro_batch_size": "both"}))
+    office = Office(tmp_path, count=12, cap_bytes=400_000_000, space=space)
+    probes = {r.config["micro_batch_size"] for r in office.journal.run.probes}
+    first = office.next()
+    half = {**first.knobs, "micro_batch_size": int(first.knobs["micro_batch_size"]) // 2}
+    found = office.result(first, ORDERS.samples)
+    failed = {"knobs": dict(first.knobs), "message": "full", "outcome": "oom"}
+    office.scheduler.ended(first.trial, {**found, "knobs": half, "ooms": [failed]})
+    begun = office.work()
     records = office.journal.records
     said = [r["text"] for r in records if r.event == "note"]
     assert [text.endswith("which changes what is learned here") for text in said] == [True]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainables.our_knobs import EVERY
 from tuning.config.choices import Goal
 from tuning.config.space import Space
 from tuning.journal.events import ProbeRecord, StartRecord, StudyRecord, TrialRecord
@@ -118,7 +119,9 @@ def test_rule_and_reference_are_read_from_the_records(tmp_path: Path) -> None:
     journal.close()
 
 
-SPACE = Space.of({"batch_size": [16, 64], "micro_batch_size": [16, 64], "num_workers": [0, 2], "learning_rate": 0.1})
+SPACE = Space.parse(
+    {"batch_size": [16, 64], "micro_batch_size": [16, 64], "num_workers": [0, 2], "learning_rate": 0.1}, EVERY
+)
 
 
 def test_best_probe_learns_what_is_trained_today(tmp_path: Path) -> None:
@@ -149,11 +152,11 @@ def test_probed_pick_has_no_micro_batch_that_ran_out_of_memory(tmp_path: Path) -
     for knobs, rate in ((fast, 6400.0), (slow, 1000.0)):
         steps = {"micro_step_s": knobs["micro_batch_size"] / rate, "optimizer_step_s": 0.0, "samples_per_s": rate}
         journal.append(ProbeRecord, name=None, config=knobs, outcome="ok", **steps)
-    tight = MemoryGuard(10**9, {})
-    tight.observe_oom(*need_of(fast))
+    tight = MemoryGuard(10**9, {}, EVERY)
+    tight.observe_oom(*need_of(fast, EVERY))
     picked = fastest_probed(journal.run, SPACE, tight, slow)
     assert picked is not None
-    assert tight.judge(*need_of(picked)).fits
+    assert tight.judge(*need_of(picked, EVERY)).fits
     assert picked["num_workers"] == 2
 
 
@@ -165,7 +168,7 @@ def test_today_stays_where_no_system_knobs_beat_it(tmp_path: Path, before_per_s:
     for name, knobs, rate in ((None, found, 1000.0), ("before", before, before_per_s)):
         steps = {"micro_step_s": 16 / rate, "optimizer_step_s": 0.0, "samples_per_s": rate}
         journal.append(ProbeRecord, name=name, config=knobs, outcome="ok", **steps)
-    guard = MemoryGuard(None, {})
+    guard = MemoryGuard(None, {}, EVERY)
     picked = fastest_probed(journal.run, SPACE, guard, before, named="before")
     assert picked is not None
     assert picked["num_workers"] == workers

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainables.knobs import Scalar
+from trainables.our_knobs import EVERY
 from tuning.config.space import Space
 from tuning.journal.records import Record
 from tuning.journal.run import History
 from tuning.memory.guard import MemoryGuard
 from tuning.search.turns import alike, last_candidates, least_changed
 
-SPACE = Space.of({"num_workers": [0, 1, 2], "ram_cache": [False, True], "micro_batch_size": 16, "batch_size": 16})
+SPACE = Space.parse(
+    {"num_workers": [0, 1, 2], "ram_cache": [False, True], "micro_batch_size": 16, "batch_size": 16}, EVERY
+)
 TODAY: dict[str, Scalar] = {"batch_size": 16, "micro_batch_size": 16, "num_workers": 0, "ram_cache": False}
 TURNS = {"best": {**TODAY, "num_workers": 2, "ram_cache": True}, "best 2": {**TODAY, "num_workers": 2}, "before": TODAY}
 
@@ -61,7 +64,7 @@ def test_the_next_best_probes_that_fit_take_turns_as_far_as_the_time_lasts() -> 
     configs = {key: {**TODAY, "num_workers": key[0], "ram_cache": key[1]} for key in seconds}
     probes = [{**steps, "config": configs[key], "micro_step_s": step_s} for key, step_s in seconds.items()]
     run = History(Record(0, "", "probe", fields) for fields in probes)
-    guard, named = MemoryGuard(None, {}), {"before": TODAY, "other": {**TODAY, "learning_rate": 0.5}}
+    guard, named = MemoryGuard(None, {}, EVERY), {"before": TODAY, "other": {**TODAY, "learning_rate": 0.5}}
     best = configs[2, True]
     found = last_candidates(run, SPACE, guard, best, named, 6)
     assert list(found) == ["best", "before", "other", "best 2", "best 3", "best 4"], "the rest is far behind"

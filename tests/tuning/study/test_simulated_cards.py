@@ -61,7 +61,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch, here: Simulated, tmp_path: Path) -> 
     monkeypatch.setattr(machine, "cores", lambda: here.cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx2"}))
-    return setup.checked(load(["workload=nli", f"runs_dir={tmp_path / 'runs'}", *here.typed.split()]))[1]
+    return setup.prepare_config(load(["workload=nli", f"runs_dir={tmp_path / 'runs'}", *here.typed.split()]))[1]
 
 
 def decided(monkeypatch: pytest.MonkeyPatch, here: Simulated, tmp_path: Path) -> dict[str, Any]:

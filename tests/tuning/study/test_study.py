@@ -23,10 +23,12 @@ from tests.commands import MINE
 from tests.fakes import FormulaProfiler, study_of
 from tests.tuning.workers.test_user_code import Here
 from trainables import knob_columns
-from trainables.knobs import Scalar, kind_of, table
+from trainables.knobs import Scalar
+from trainables.our_knobs import EVERY
 from tuning import run
 from tuning.cli.terminal import Terminal
 from tuning.config import best_file, load, resolve
+from tuning.config.complete import fit_to_workload
 from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
 from tuning.config.schema import PLANNED_TRIALS, StudyConfig
 from tuning.config.space import Space
@@ -99,7 +101,7 @@ def test_finished_run_is_printed_again_and_unchanged(finished: Path, capsys: pyt
 
 def test_resumed_run_keeps_its_configuration(finished: Path) -> None:
     typed = [f"resume={FINISHED}", "runs_dir=my runs", "dashboard=true"]
-    folder, resumed = setup.checked(load.load(typed))
+    folder, resumed = setup.prepare_config(load.load(typed))
     assert folder is not None
     assert folder.resolve() == finished.parent
     assert (resumed.space.fixed["dropout"], resumed.dashboard) == (0.2, True)
@@ -110,7 +112,7 @@ def test_run_of_an_earlier_schema_is_refused_even_by_force(finished: Path) -> No
     with Journal.open(finished) as journal:
         journal.rewrite(StudyRecord, schema=1)
     with pytest.raises(ConfigError, match=r"was written by an earlier version of cardtune \(schema 1\)"):
-        setup.checked(load.load([f"resume={FINISHED}", "runs_dir=my runs", "force=true"]))
+        setup.prepare_config(load.load([f"resume={FINISHED}", "runs_dir=my runs", "force=true"]))
 
 
 def begun(tmp_path: Path, *typed: str) -> StudyRecord:
@@ -124,7 +126,7 @@ def begun(tmp_path: Path, *typed: str) -> StudyRecord:
 
 def gone_on(tmp_path: Path, *typed: str) -> StudyConfig:
     """Returns the configuration with which that run goes on."""
-    return setup.checked(load.load(["resume=one", f"runs_dir={tmp_path / 'runs'}", *typed]))[1]
+    return setup.prepare_config(load.load(["resume=one", f"runs_dir={tmp_path / 'runs'}", *typed]))[1]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_a_run_may_be_given_more_trials_and_time_and_no_less(tmp_path: Path, mor
     found = gone_on(tmp_path, *more)
     assert found.search.max_time_s in (480.0, 240.0, None)
     assert found.search.trials in (20, 12, "auto")
-    assert found.search.seed == resolve.from_resolved(opening.config).search.seed
+    assert found.search.seed == resolve.from_resolved(opening.config, EVERY).search.seed
     assert setup.reopens(found, opening)
     assert not setup.reopens(gone_on(tmp_path), opening)
 
@@ -178,7 +180,7 @@ def test_another_tolerance_opens_a_run_again(tmp_path: Path, asked: str, kept: f
     found = gone_on(tmp_path, f"pick.tolerance={asked}")
     assert (found.pick.tolerance, found.search) == (kept, gone_on(tmp_path).search)
     assert setup.reopens(found, opening)
-    same = gone_on(tmp_path, f"pick.tolerance={resolve.from_resolved(opening.config).pick.tolerance}")
+    same = gone_on(tmp_path, f"pick.tolerance={resolve.from_resolved(opening.config, EVERY).pick.tolerance}")
     assert not setup.reopens(same, opening)
 
 
@@ -187,7 +189,7 @@ def test_nodes_of_a_cluster_are_written_told_and_reported(
 ) -> None:
     alike = [Node(name, f"10.0.0.{n}", 4.0) for n, name in enumerate("abc")]
     nodes = [*alike, Node("d", "10.0.0.9", 16.0, why="its cores are 16, and 8 on the machine of the study")]
-    _, complete = setup.checked(load.load(["card=cpu", "concurrency=1"]))
+    _, complete = setup.prepare_config(load.load(["card=cpu", "concurrency=1"]))
     users, said = SimpleNamespace(nodes=nodes, training=alike), io.StringIO()
     with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
         terminal = Terminal(out=io.StringIO(), err=said, env={})
@@ -284,7 +286,7 @@ OPTIONS = {"data": "/d/pairs.jsonl", "layers": 0, "model": None, "val_frac": 2}
 )
 def test_what_a_workload_says_of_its_options_is_an_error(said: str, what: str, allowed: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        setup.described(Described({}, DIED + said), OPTIONS, {})
+        setup.describe_workload(Described({}, DIED + said), OPTIONS, {})
     assert (raised.value.what, raised.value.allowed) == (what, allowed)
     assert raised.value.remedy
     assert raised.value.exit_code == 2
@@ -306,12 +308,12 @@ def test_missing_data_are_one_error_and_nothing_is_written(
 
 def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
     with pytest.raises(UserCodeError, match="the process died"):
-        setup.described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
+        setup.describe_workload(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
 
 
 def test_an_empty_split_is_an_error_of_the_command_line() -> None:
     with pytest.raises(ConfigError, match="the validation split of the workload is empty"):
-        setup.described(Described({"train_samples": 5, "val_samples": 0}), {}, {})
+        setup.describe_workload(Described({"train_samples": 5, "val_samples": 0}), {}, {})
 
 
 def test_untrained_model_is_a_baseline() -> None:
@@ -322,13 +324,13 @@ def test_untrained_model_is_a_baseline() -> None:
             return {"untrained": {"error": 2.5}}
 
     facts = {"train_samples": 5, "val_samples": 5, "baselines": {"mean": {"error": 2.0}}}
-    found = setup.described(Tried(facts), {}, {})
+    found = setup.describe_workload(Tried(facts), {}, {})
     assert found["baselines"] == {"mean": {"error": 2.0}, "untrained model": {"error": 2.5}}
 
 
 def test_too_few_data_and_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.machine, "cores", lambda: 2)
-    _, config = setup.checked(
+    _, config = setup.prepare_config(
         load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]", "named.after.batch_size=64"])
     )
     few = list(setup.cautions(config, study_of({"train_samples": 32, "val_samples": 5})))
@@ -345,7 +347,7 @@ def test_too_few_data_and_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
 def test_cards_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [setup.nvml.Gpu("RTX 3090", 24 * 2**30, 0, (8, 6)), setup.nvml.Gpu("GT 1030", 2 * 2**30, 0, (6, 1))]
     monkeypatch.setattr(setup.nvml, "gpus", lambda: gpus)
-    _, config = setup.checked(load.load(["workload=signals"]))
+    _, config = setup.prepare_config(load.load(["workload=signals"]))
     facts = {"train_samples": 10_000, "val_samples": 500}
     (said,) = [s for s in setup.cautions(config, study_of(facts)) if s.startswith("cards that differ")]
     assert "RTX 3090 (24 GiB), GT 1030 (2 GiB); devices=N" in said
@@ -354,7 +356,7 @@ def test_cards_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_first_model_of_a_process_has_the_knobs_of_the_study() -> None:
-    _, config = setup.checked(load.load(["workload=nli", "card=cpu", "knobs.adapter_rank=4"]))
+    _, config = setup.prepare_config(load.load(["workload=nli", "card=cpu", "knobs.adapter_rank=4"]))
     assert setup.setting_of(config).start["adapter_rank"] == 4
 
 
@@ -364,7 +366,7 @@ def test_first_model_of_a_process_has_the_knobs_of_the_study() -> None:
 def test_a_search_that_takes_half_a_day_without_a_limit_is_told(
     tmp_path: Path, rate: float, limit: str, is_said: bool
 ) -> None:
-    _, config = setup.checked(load.load(["workload=nli", "card=cpu", "budget=full", f"search.max_time={limit}"]))
+    _, config = setup.prepare_config(load.load(["workload=nli", "card=cpu", "budget=full", f"search.max_time={limit}"]))
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     steps = {"micro_step_s": 1.0, "optimizer_step_s": 0.0, "samples_per_s": rate}
     journal.append(ProbeRecord, name=None, config={"batch_size": 16}, outcome="ok", **steps)
@@ -383,8 +385,8 @@ def test_a_search_that_takes_half_a_day_without_a_limit_is_told(
 )
 def test_batches_larger_than_the_data_are_left_out_with_a_note(typed: str, left: Any, note: str) -> None:
     strategy = "search.strategy=joint"  # a staged search takes no range of what is probed
-    _, config = setup.checked(load.load(["workload=signals", "card=cpu", strategy, f"knobs.batch_size={typed}"]))
-    found = setup.of_data(config, {"train_samples": 10})
+    _, config = setup.prepare_config(load.load(["workload=signals", "card=cpu", strategy, f"knobs.batch_size={typed}"]))
+    found = fit_to_workload(config, {"train_samples": 10})
     assert found.space.as_raw()["batch_size"] == left
     said = [text for text in sentences.left_out(found) if "training samples" in text]
     assert [note in text for text in said] == [True] * bool(note)
@@ -392,9 +394,9 @@ def test_batches_larger_than_the_data_are_left_out_with_a_note(typed: str, left:
 
 def test_batch_that_the_data_do_not_fill_is_refused() -> None:
     typed = "knobs.batch_size=[11,12]"
-    _, config = setup.checked(load.load(["workload=signals", "card=cpu", typed]))
+    _, config = setup.prepare_config(load.load(["workload=signals", "card=cpu", typed]))
     with pytest.raises(ConfigError, match="there are 10 training samples") as raised:
-        setup.of_data(config, {"train_samples": 10})
+        fit_to_workload(config, {"train_samples": 10})
     assert typed in str(raised.value)
     assert (raised.value.allowed, raised.value.remedy) == ("1 to 10", "knobs.batch_size=4, or more data")
     assert raised.value.exit_code == 2
@@ -404,7 +406,7 @@ def opened(
     tmp_path: Path, *typed: str, started: float, baselines: dict[str, dict[str, float]] | None = None
 ) -> tuple[study._Study, Journal, io.StringIO]:
     """Returns a study of formulas behind its opening, its journal, and what it says."""
-    _, complete = setup.checked(load.load(["card=cpu", *typed]))
+    _, complete = setup.prepare_config(load.load(["card=cpu", *typed]))
     said = io.StringIO()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
@@ -499,7 +501,9 @@ class Compared(FormulaProfiler):
 
 
 def test_what_is_compared_is_what_may_change_learning() -> None:
-    space = Space.of({"num_workers": [0, 1, 2], "pin_memory": [False, True], "sdpa_backend": ["auto", "math"]})
+    space = Space.parse(
+        {"num_workers": [0, 1, 2], "pin_memory": [False, True], "sdpa_backend": ["auto", "math"]}, EVERY
+    )
     assert setup.comparable(space, {}) == {"micro_batch_size": 1, "num_workers": 2, "sdpa_backend": "math"}
 
 
@@ -508,7 +512,7 @@ def test_what_changes_learning_is_measured_once(tmp_path: Path) -> None:
     profiler = Compared()
     for _ in range(2):
         made.measure_kinds(profiler)  # type: ignore[arg-type]
-        assert table()["micro_batch_size"].kind == "both"
+        assert made._space.table["micro_batch_size"].kind == "both"
         assert "micro_batch_size" in made._space.fixed, "probes alone change nothing that is learned"
     assert profiler.asked == 1
     sentence = "micro_batch_size changes what is learned here: BatchNorm2d (down) gives other values"
@@ -526,9 +530,9 @@ def test_kinds_that_the_time_cut_are_measured_later(tmp_path: Path) -> None:
 
     made, journal, _ = opened(tmp_path, "search.trials=0", started=time.monotonic())
     made.measure_kinds(Cut())  # type: ignore[arg-type]
-    assert table()["micro_batch_size"].kind == "system"
+    assert made._space.table["micro_batch_size"].kind == "system"
     made.measure_kinds(Compared())  # type: ignore[arg-type]
-    assert table()["micro_batch_size"].kind == "both"
+    assert made._space.table["micro_batch_size"].kind == "both"
     journal.close()
 
 
@@ -612,9 +616,9 @@ def test_card_takes_one_trial_if_ray_cannot_start(
 
 def test_target_alone_and_dashboard_beside_a_cluster_are_refused() -> None:
     with pytest.raises(ConfigError, match="target=kind_a names a kind of device of a cluster, and there is none"):
-        setup.checked(load.load(["workload=nli", "target=kind_a"]))
+        setup.prepare_config(load.load(["workload=nli", "target=kind_a"]))
     with pytest.raises(ConfigError, match="has its own"):
-        setup.checked(load.load(["workload=nli", "cluster=auto", "dashboard=true"]))
+        setup.prepare_config(load.load(["workload=nli", "cluster=auto", "dashboard=true"]))
 
 
 class InTurn:
@@ -861,8 +865,8 @@ def test_without_trials_what_is_learned_stays_as_it_is(asked: str, tmp_path: Pat
     found = summary.of_run(journal.run)
     assert found.best is not None
     before, best = found.named["before"].config, found.best.config
-    assert {n: best[n] for n in before if kind_of(n) != "system"} == {
-        n: v for n, v in before.items() if kind_of(n) != "system"
+    assert {n: best[n] for n in before if EVERY[n].kind != "system"} == {
+        n: v for n, v in before.items() if EVERY[n].kind != "system"
     }
     assert (best["learning_rate"], best["num_workers"]) == (0.00123, 2)
     assert found.named["plain defaults"].config["learning_rate"] != 0.00123
@@ -892,7 +896,7 @@ def test_without_trials_the_pick_has_the_fastest_system_knobs(tmp_path: Path, mo
     found = summary.of_run(journal.run)
     assert found.best is not None
     start = groups.defaults(made._config.space)
-    learned = {n: v for n, v in start.items() if kind_of(n) != "system"}
+    learned = {n: v for n, v in start.items() if EVERY[n].kind != "system"}
     assert {n: found.best.config[n] for n in learned} == learned
     assert found.best.config["num_workers"] == 2
     assert all(p.config["amp_dtype"] == start["amp_dtype"] for p in found.probes if not p.trial)

@@ -223,7 +223,7 @@ def test_a_card_that_is_not_there_is_one_error_with_those_that_are(
     monkeypatch.setattr(nvml, "_visible_before", [])
     monkeypatch.delenv(nvml.VISIBLE, raising=False)
     with pytest.raises(ConfigError, match=says) as raised:
-        setup.checked(load(["workload=nli", f"devices={asked}", f"runs_dir={tmp_path / 'runs'}"]))
+        setup.prepare_config(load(["workload=nli", f"devices={asked}", f"runs_dir={tmp_path / 'runs'}"]))
     assert "0 (a, GPU-a000), 1 (b, GPU-b000)" in str(raised.value)
     assert not (tmp_path / "runs").exists()
 
@@ -302,7 +302,7 @@ def test_a_slice_is_chosen_by_its_uuid_and_cards_by_number(
 @pytest.mark.parametrize("beside", ["card=cpu", "cluster=head:6379"])
 def test_no_card_is_chosen_where_none_is_used_or_ray_gives_them_away(tmp_path: Path, beside: str) -> None:
     with pytest.raises(ConfigError, match=f"devices=0 beside {beside}"):
-        setup.checked(load(["workload=nli", "devices=0", beside, f"runs_dir={tmp_path / 'runs'}"]))
+        setup.prepare_config(load(["workload=nli", "devices=0", beside, f"runs_dir={tmp_path / 'runs'}"]))
 
 
 def test_cuda_counts_cards_as_their_driver_does() -> None:

@@ -15,6 +15,7 @@ from trainables import knob_columns
 from trainables.plan import Plan
 from trainables.state import Diverged
 from trainables.workload import LoopError
+from tuning.config.complete import fit_to_workload
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.memory import oom
@@ -140,9 +141,9 @@ def test_a_first_loss_that_overflows_is_a_fault_unless_in_half_precision(session
 def completed(tmp_path: Path, body: str, *arguments: str) -> Any:
     path = tmp_path / f"asks_{abs(hash((body, str(tmp_path))))}.py"
     path.write_text(HEAD + body)
-    _, config = setup.checked(load([f"workload={path}", "card=cpu", f"runs_dir={tmp_path}", *arguments]))
+    _, config = setup.prepare_config(load([f"workload={path}", "card=cpu", f"runs_dir={tmp_path}", *arguments]))
     facts = Session(WorkerConfig(str(path), {})).describe({})
-    return setup.of_own_loop(config, facts)
+    return fit_to_workload(config, facts)
 
 
 def test_a_knob_that_is_searched_and_never_asked_for_is_refused(

@@ -17,9 +17,9 @@ from tests.data.ranked import HOW
 from trainables import checkpoint, loop
 from trainables.knobs import Scalar
 from trainables.plan import Plan
+from tuning.config.complete import fit_to_workload
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.study.setup import of_own_loop
 from tuning.workers.peers import cards_of
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
@@ -127,7 +127,7 @@ def test_a_loop_that_steps_by_itself_is_not_trained_by_several(tmp_path: Path) -
     facts = made(1, str(path)).describe({})
     config = load([f"workload={path}", "devices_per_trial=2"])
     with pytest.raises(ConfigError, match="each process would train a model of its own"):
-        of_own_loop(config, facts)
+        fit_to_workload(config, facts)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import torch
 from tests.data.greedy import CAP_BYTES, WHERE, Greedy, hidden_bytes
 from tests.trainables.test_garbage import another_collects
 from trainables.knobs import Knobs
+from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config
@@ -81,7 +82,7 @@ class Circular(Greedy):
 
 def test_a_model_in_a_circle_is_gone_before_the_next_is_made() -> None:
     resident = Resident(Circular())
-    before = weakref.ref(next(resident.model(Config(Knobs.of(KNOBS))).parameters()))
+    before = weakref.ref(next(resident.model(Config(Knobs.of(KNOBS, EVERY))).parameters()))
     gc.collect()
     gc.freeze()  # as `Session.warm` does with a model that is to stay
     resident.drop_model()

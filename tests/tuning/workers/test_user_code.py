@@ -206,7 +206,7 @@ def test_samples_of_unequal_length_in_a_loop_of_ones_own_are_told_where_collate_
     unequal = "DataLoader([(torch.zeros(2 + i % 3), 0) for i in range(1024)]"
     (tmp_path / "mine.py").write_text(text.replace("DataLoader(TRAIN", unequal), encoding="utf-8")
     with Here(WorkerConfig(str(tmp_path / "mine.py"))) as worker, pytest.raises(UserCodeError) as raised:
-        setup.described(worker, {}, {})
+        setup.describe_workload(worker, {}, {})
     assert "in a loop of your own, DataLoader(collate_fn=...)" in raised.value.remedy
 
 
@@ -216,7 +216,7 @@ def test_what_a_loop_of_ones_own_asks_wrongly_is_said_with_its_line(name: str, t
     text = (DATA / "plain_loop.py").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(text.replace(right, wrong), encoding="utf-8")
     with Here(WorkerConfig(str(tmp_path / "mine.py"))) as worker, pytest.raises(UserCodeError) as raised:
-        setup.described(worker, {}, {})
+        setup.describe_workload(worker, {}, {})
     said = str(raised.value)
     assert says in said
     line = next(n for n, own in enumerate(text.replace(right, wrong).splitlines(), 1) if wrong in own)
