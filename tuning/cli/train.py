@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainables.knobs import LOOP
 from tuning.config import best_file
 from tuning.config.best_file import Best
 from tuning.config.choices import available
@@ -108,7 +109,7 @@ def _with_options(best: Best, typed: Sequence[str]) -> Best:
         what = f"{wrong}: train takes options of the workload and its place, knobs are those of {best.path}"
         raise ConfigError(what, allowed="workload.NAME=VALUE, workload=FILE.py", remedy="leave it out")
     given = parse(typed)
-    options = {key.removeprefix("workload."): value_of(key, value) for key, value in given.values.items()}
+    options = {key.removeprefix("workload."): value_of(key, value, LOOP) for key, value in given.values.items()}
     now = given.groups.get("workload")
     ref = best.ref if now is None else choose_workload(now, available("workload")).ref
     return dataclasses.replace(best, ref=ref, options={**best.options, **options})

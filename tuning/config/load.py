@@ -133,7 +133,7 @@ def _check_beside_resume(typed: Typed) -> None:
     if run_id != "null" and others:
         key, _, text = others[0].partition("=")
         if key not in typed.groups and difflib.get_close_matches(key, again, n=1, cutoff=0.85):
-            raise command_line.unknown_key(key, text, again)
+            raise command_line.unknown_key(key, text, again, LOOP)
         raise ConfigError(
             f"{others[0]} beside resume={run_id}: a run goes on with the configuration it began with",
             allowed="resume=ID, dashboard=true, cluster=ADDRESS, devices=N, force=true, runs_dir=PATH, "

@@ -176,7 +176,8 @@ def named_of(
         own = sources.get("best") or (trained.get(pick.reference) if pick.kind == "reference" else None)
         if "best" not in sources and pick.kind in ("system", "reference"):
             labels["best"] = frozenset([SYSTEM if pick.kind == "system" else pick.reference])
-        sources["best"] = _exported(own or _probed_as(pick.config, probes), pick.config)
+        source = own or _probed_as(pick.config, probes)
+        sources["best"] = _exported(source, pick.config, confirming.run.table)
     if not sources and (probe := selection.fastest_probe(confirming.run)) is not None:
         sources["best"] = probe_view(probe)
     # A joint search probes nothing: its named configurations are known from their windows alone.
@@ -190,9 +191,9 @@ def named_of(
     return {name: confirming.named(name, source, labels.get(name, frozenset())) for name, source in sources.items()}
 
 
-def _exported(own: TrialView, config: Config) -> TrialView:
+def _exported(own: TrialView, config: Config, table: KnobTable) -> TrialView:
     """Returns a trial with the configuration that is exported of it; what it ran with other knobs is not of that."""
-    if _same(own.config, config):
+    if _same(own.config, config, table):
         return replace(own, config=config)
     return replace(own, config=config, samples_per_s=None, peak_allocated_bytes=None, active={})
 

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from trainables.knob_columns import Kind
 from trainables.knobs import KnobTable, Scalar
 from tuning.config.cards import HERE
 from tuning.config.schema import StudyConfig
@@ -46,7 +47,8 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
         if auto
         else f"{budget.train_epochs:g} epoch{'s' * (budget.train_epochs != 1)} a trial"
     )
-    dtypes, kinds = space.given("amp_dtype"), ("system", "both") if search.trials != 0 else ("system",)
+    dtypes = space.given("amp_dtype")
+    kinds: tuple[Kind, ...] = ("system", "both") if search.trials != 0 else ("system",)
     fixed = {n: v for n, v in fmt.differing(space.fixed, {}, space.table).items() if space.table[n].kind != "learning"}
     batch = space.given("batch_size")
     whole = batch.high if isinstance(batch, Range) else max(map(float, values_of(batch)))

@@ -156,7 +156,7 @@ def test_an_interrupt_ends_what_another_thread_traces(tmp_path: Path, monkeypatc
     monkeypatch.setenv("CXX", str(slow))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with heard_interrupts(), ThreadPoolExecutor() as pool:
-        asked = pool.submit(predict_all, [request()], timeout_s=60.0, cache=None)
+        asked = pool.submit(predict_all, [request()], EVERY, timeout_s=60.0, cache=None)
         ready.read_text()  # waits for it
         predictor.interrupt()
         with pytest.raises(KeyboardInterrupt):
