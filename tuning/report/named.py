@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainables.knobs import Knobs, KnobTable
+from trainables.knobs import KnobTable
 from tuning.journal.events import Config, ConfirmedRecord, Facts, MeasuredRecord, PickRecord, WindowRecord
 from tuning.journal.run import History
 from tuning.report.format import apart
@@ -227,9 +227,8 @@ def judged(
         if source is not None:
             peak = one.peak_allocated_bytes
             memory_frac = peak / cap_bytes if peak and cap_bytes else None
-            knobs = Knobs.of(one.config, run.table)
             verdict = bottleneck.judge(
-                source.spans, source.telemetry, knobs, memory_frac=memory_frac, tried=tried, asked=asked
+                source.spans, source.telemetry, one.config, run.table, memory_frac=memory_frac, tried=tried, asked=asked
             )
             card = bottleneck.card_words(source.telemetry, one.samples_per_s)
             found[name] = replace(one, verdict=verdict, card=card)

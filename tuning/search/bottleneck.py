@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainables.knob_columns import Bound, Measured, word
-from trainables.knobs import Knobs
-from tuning.journal.events import Facts
+from trainables.knobs import LOOP, Knobs, KnobTable
+from tuning.journal.events import Config, Facts
 
 Band = Literal["good", "OK", "bad"]
 
@@ -90,7 +90,8 @@ def shares(spans: Mapping[str, float], telemetry: Facts | None = None) -> Shares
 def judge(
     spans: Mapping[str, float],
     telemetry: Facts | None = None,
-    knobs: Knobs | None = None,
+    knobs: Config | None = None,
+    table: KnobTable = LOOP,
     *,
     memory_frac: float | None = None,
     tried: Collection[str] = (),
@@ -99,7 +100,7 @@ def judge(
     """Returns the verdict, or None where the spans say nothing; `memory_frac` is the peak over the cap.
 
     Remedies that the knobs hold already are left out, and those of knobs that are not `asked` for (None: all are);
-    those in `tried` are kept apart.
+    those in `tried` are kept apart. Raises ValueError for knobs that `table` lacks.
     """
     found = shares(spans, telemetry)
     if found is None:
@@ -121,7 +122,7 @@ def judge(
         sentence += f"; held by waiting for data {percent(found.waited)}{f' ({loading})' if loading else ''}"
     if (stolen := facts.get("steal_frac", 0.0)) >= NOTED_FRAC:
         sentence += f"; disturbed, {percent(stolen)} of the processor went to other machines"
-    own = knobs or Knobs()
+    own = Knobs.of(knobs or {}, table)
     measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"))
     bounds: list[Bound] = ["loader", bound] if waits else [bound]
     remedies = list(dict.fromkeys(remedy for each in bounds for remedy in _remedies(each, own, measured)))

@@ -38,8 +38,8 @@ def last_candidates(
     for choice in ranked:
         own, number = space.complete({**config, **choice.system}), 1 + len(found) - len(named)
         is_near = choice.samples_per_s * PROBES_DIFFER >= ranked[0].samples_per_s
-        is_new = all(_identity(own, table) != _identity(other, table) for other in found.values())
-        if most > 0 and is_near and is_new and fits(guard, own):
+        places = [(place_of(one, table), _learned(one, table)) for one in (own, *found.values())]
+        if most > 0 and is_near and places[0] not in places[1:] and fits(guard, own):
             found[f"best {number}"], most = own, most - 1
     return found
 
@@ -47,12 +47,8 @@ def last_candidates(
 def alike(space: Space, config: Mapping[str, Scalar], others: Configs) -> list[str]:
     """Returns the names of those that differ from the configuration in system knobs alone, which the space has."""
     learned = _learned(config, space.table)
-    is_alike = {n: _learned(own, space.table) == learned for n, own in others.items()}
-    return [n for n, own in others.items() if is_alike[n] and inside(space, Probed(own, 0, 0, 0))]
-
-
-def _identity(knobs: Mapping[str, Scalar], table: KnobTable) -> tuple[tuple[Scalar, ...], dict[str, Scalar]]:
-    return place_of(knobs, table), _learned(knobs, table)
+    same = {n: own for n, own in others.items() if _learned(own, space.table) == learned}
+    return [n for n, own in same.items() if inside(space, Probed(own, 0, 0, 0))]
 
 
 def _learned(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:

@@ -292,7 +292,8 @@ def test_where_the_rate_alone_differs_rounds_that_differ_are_no_gain(records):
 def test_the_pick_over_itself_gains_nothing_and_there_is_nothing_to_ablate(records, tmp_path):
     found = summary.of_run(History(records))
     same = {name: dataclasses.replace(found.best, name=name) for name in found.named}
-    own = gains(SimpleNamespace(by_round=lambda one: {0: len(one.name), 1: len(one.name)}), same, "before")
+    rounds = SimpleNamespace(by_round=lambda one: {0: len(one.name), 1: len(one.name)}, run=History(records))
+    own = gains(rounds, same, "before")
     assert {(g.ratio, g.low, g.rounds) for g in own} == {(1.0, 1.0, 2)}
     alone = dataclasses.replace(found, named=same, gains=own, ablation=())
     assert not any(row[0].startswith("best") for row in tables.answers(alone).rows)

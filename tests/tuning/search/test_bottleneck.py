@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.knobs import Knobs, KnobTable
+from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
 from tuning.report.sentences import verdict_sentence
 from tuning.search.bottleneck import card_words, judge, shares
@@ -99,13 +99,13 @@ def test_remedies_are_those_that_are_not_on_and_were_not_tried() -> None:
     plain = judge(waiting, card(0.43))
     assert plain is not None
     assert plain.remedies == ("ram_cache=true", "num_workers=2", "device_augmentation=true")
-    on = judge(waiting, card(0.43), Knobs(ram_cache=True, num_workers=4), tried={"num_workers=8"})
+    on = judge(waiting, card(0.43), {"ram_cache": True, "num_workers": 4}, tried={"num_workers=8"})
     assert on is not None
     assert on.remedies == ("prefetch_factor=4", "persistent_workers=true", "device_augmentation=true")
     asked = judge(waiting, card(0.43), asked=["num_workers", "batch_size"])
     assert asked is not None
     assert asked.remedies == ("num_workers=2",), "a loop of one's own asks for no other"
-    other = judge(waiting, card(0.43), Knobs.of({}, KnobTable(kinds={"ram_cache": "both"})))
+    other = judge(waiting, card(0.43), table=KnobTable(kinds={"ram_cache": "both"}))
     assert other is not None
     assert other.remedies == ("num_workers=2", "device_augmentation=true"), "a cache changes what is learned here"
     crowded = judge(waiting, {"machine_cpu_frac": 0.99})
@@ -115,14 +115,15 @@ def test_remedies_are_those_that_are_not_on_and_were_not_tried() -> None:
 
 def test_who_waits_for_data_is_told_what_for_and_what_helps() -> None:
     waiting = {**spans(wait=0.15, passes=0.80, step=0.05), "collate_s": 0.12, "augment_s": 0.18, "read_s": 0.0}
-    cached = Knobs.of({"ram_cache": True}, EVERY)
-    found = judge(waiting, {"machine_cpu_frac": 0.5}, cached, tried={"num_workers=2"})
+    found = judge(waiting, {"machine_cpu_frac": 0.5}, {"ram_cache": True}, EVERY, tried={"num_workers=2"})
     assert found is not None
     assert found.bound == "compute"
     assert found.sentence.endswith("(good); held by waiting for data 15 % (collating 6.0 %, augmentation 9.0 %)")
     assert (found.held, found.remedies, found.tried) == (True, ("inplace_augmentation=true",), ("num_workers=2",))
     assert verdict_sentence(found).endswith("; not tried: inplace_augmentation=true")
-    all_tried = judge(waiting, {"machine_cpu_frac": 1.0}, cached, tried={"inplace_augmentation=true"})
+    all_tried = judge(
+        waiting, {"machine_cpu_frac": 1.0}, {"ram_cache": True}, EVERY, tried={"inplace_augmentation=true"}
+    )
     assert all_tried is not None
     assert verdict_sentence(all_tried).endswith("; tried already: inplace_augmentation=true")
 
