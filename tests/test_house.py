@@ -198,15 +198,15 @@ def test_network_guard_stops_other_machines_only() -> None:
 # source and 20,500 of tests. A change that needs more takes them from somewhere else.
 MOST_LINES = {
     "tuning/cli/*.py": 2_330,
-    "tuning/config/*.py": 2_380,
+    "tuning/config/*.py": 2_480,
     "tuning/journal/*.py": 1_400,
     "tuning/memory/*.py": 3_150,
     "tuning/report/*.py": 3_330,
     "tuning/search/*.py": 3_460,
     "tuning/stats/*.py": 170,
-    "tuning/study/*.py": 1_530,
+    "tuning/study/*.py": 1_460,
     "tuning/workers/*.py": 4_760,
-    "trainables/*.py": 11_100,
+    "trainables/*.py": 11_060,
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 770,
     "tests/trainables/*.py": 7_980,

@@ -24,9 +24,8 @@ from trainables.workload import Config, WorkloadError, table_of
 def descend(**knobs: object) -> tuple[torch.optim.Optimizer, list[float]]:
     """Returns an optimiser after 60 steps towards 1, and the distance left after each."""
     weight = torch.nn.Parameter(torch.zeros(64, 128))
-    found = optim.built_in(
-        [{"params": [weight]}], Knobs.of({"weight_decay": 0.0, "learning_rate": 0.03, **knobs}, EVERY)
-    )
+    knobs = {"weight_decay": 0.0, "learning_rate": 0.03, **knobs}
+    found = optim.built_in([{"params": [weight]}], Knobs.of(knobs, EVERY))
     left = []
     for _ in range(60):
         loss = (weight - 1.0).square().sum() / 2

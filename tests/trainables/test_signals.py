@@ -42,10 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(folder: Path) -> Config:
     """A small model on the folder's recordings, half of the run for the encoder."""
-    knobs = knobs_of(
-        hidden_size=8, dropout=0.0, encoder_frac=0.5, batch_size=16, micro_batch_size=4, learning_rate=1e-2
-    )
-    return Config(knobs, {"data": str(folder)})
+    knobs = knobs_of(hidden_size=8, dropout=0.0, encoder_frac=0.5, batch_size=16, micro_batch_size=4)
+    return Config(knobs.with_(learning_rate=1e-2), {"data": str(folder)})
 
 
 def batch_of(config: Config, *indices: int) -> signals.SignalBatch:

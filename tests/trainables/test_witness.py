@@ -209,9 +209,8 @@ def test_phases_and_decays_are_those_of_the_run() -> None:
 
 @pytest.mark.slow
 def test_a_compiled_run_is_warm_after_its_second_step_and_was_compiled() -> None:
-    state = prepare(
-        Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"}, EVERY)), Plan(samples=64, window_s=0.0)
-    )
+    config = Config(Knobs.of({**SMALL, "compile": "default"}, EVERY))
+    state = prepare(Resident(Sums()), config, Plan(samples=64, window_s=0.0))
     windows = [w for w in train(state) if isinstance(w, Window)]
     assert [w.steps for w in windows] == [2, 1, 1, 1, 1, 1, 1]
     assert state.active["compiled_graphs"] >= 1

@@ -6,7 +6,7 @@ load -> `complete`, before anything is started -> `fit_to_workload`, once a proc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainables.knob_columns import CALLS
@@ -86,14 +86,12 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
     before = {} if declared.before is None else parse_named("BEFORE", declared.before, {}, table)
     before |= config.named.get(BEFORE, {})
     knobs = {**before, **declared.default_space, **config.space.as_raw()}
-    plain_batch = LOOP.defaults["batch_size"]
-    whole = _largest_size(knobs.get("batch_size", plain_batch))
-    if whole is not None:  # a plain loop takes its batch in one pass
-        knobs.setdefault("micro_batch_size", whole)
-        if before:
-            before.setdefault("micro_batch_size", before.get("batch_size", plain_batch))
     dropped = [*config.dropped, *drop_idle(knobs, origins, table)]
-    space = parse_space(knobs, origins, table)
+    space, plain_batch = parse_space(knobs, origins, table), LOOP.defaults["batch_size"]
+    whole = {"micro_batch_size": int(largest(space.given("batch_size")))}  # a plain loop takes its batch in one pass
+    space = space if "micro_batch_size" in knobs else replace(space, fixed={**space.fixed, **whole})
+    if before:
+        before.setdefault("micro_batch_size", before.get("batch_size", plain_batch))
     check_whole(space, config.search.trials)
     given = {**options, **config.workload.options}
     check_options(given, options, origins)
@@ -102,13 +100,6 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
     named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}
     return config.model_copy(update=update)
-
-
-def _largest_size(sizes: object) -> int | None:
-    """Returns the largest of the sizes that a space gives: one, a list, or a range; None if it gives none."""
-    given = sizes.get("high", sizes.get("values")) if isinstance(sizes, Mapping) else sizes
-    numbers = [size for size in (given if isinstance(given, list | tuple) else [given]) if type(size) is int]
-    return max(numbers, default=None)
 
 
 def _refuse_ranges(config: StudyConfig) -> None:

@@ -113,9 +113,8 @@ def defaults(space: Space) -> dict[str, Scalar]:
         if isinstance(parameter, Choice):
             start[name] = default if default in parameter.values else parameter.values[0]
         else:
-            start[name] = (
-                default if _EDGE_FRAC <= parameter.place(float(default)) <= 1 - _EDGE_FRAC else parameter.at(0.5)
-            )
+            is_inside = _EDGE_FRAC <= parameter.place(float(default)) <= 1 - _EDGE_FRAC
+            start[name] = default if is_inside else parameter.at(0.5)
     return {n: v for n, v in start.items() if space.table.is_active(n, start)}
 
 

@@ -63,11 +63,9 @@ def predict_all(
 ) -> list[Prediction]:
     """Returns a prediction for each request, from the `cache` folder where it is known; never raises for what it meets.
 
-    `table` has the knobs of their workload.
-
-    Where a step cannot be traced within `timeout_s` of all, the prediction is of confidence "none", and its notes say
-    why. Requests of the same kernels and capability share one process: starting it, reading the workload's data and
-    tracing the first step take 4 to 8 s, each further one a second or so.
+    `table` has the knobs of their workload. If a step cannot be traced within `timeout_s` of all, the prediction is of
+    confidence "none", and its notes say why. Requests of the same kernels and capability share one process: starting
+    it, reading the workload's data and tracing the first step take 4 to 8 s, each further one a second or so.
     """
     deadline = time.monotonic() + timeout_s
     wire = [_wire(request, table) for request in requests]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainables.knob_columns import word
 from trainables.knobs import Knobs, KnobTable, Scalar
-from tuning.journal.events import Facts, WindowRecord
+from tuning.journal.events import Config, Facts, WindowRecord
 from tuning.journal.run import History
 from tuning.memory.groups import micro_batch_of
 from tuning.stats import uncertainty
@@ -85,9 +85,7 @@ def changes(
     return found, idle
 
 
-def turns(
-    ends: Mapping[str, Mapping[str, Scalar]], changed: Sequence[Change], table: KnobTable
-) -> dict[str, dict[str, Scalar]]:
+def turns(ends: Mapping[str, Config], changed: Sequence[Change], table: KnobTable) -> dict[str, dict[str, Scalar]]:
     """Returns what takes turns, by name: the two `ends` if they are changed, and what comes of it."""
     named = {name: settled(own, table) for name, own in ends.items() if any(one.base == name for one in changed)}
     return {**named, **{one.name: dict(one.config) for one in changed}}
@@ -112,7 +110,6 @@ def _result(change: Facts, windows: Mapping[str, Mapping[int, WindowRecord]]) ->
     name, base, knobs, value, instead_of = (str(change.get(n, "")) for n in _OF_CHANGE)
     sides = [windows.get(one, {}) for one in (base, name)]
     with_, without = sides if base == "best" else reversed(sides)
-
     both = [(with_[n], without[n]) for n in with_ if n in without]
     peaks = [(a.peak_allocated_bytes, b.peak_allocated_bytes) for a, b in both]
     speeds = [(a.samples_per_s, b.samples_per_s) for a, b in both]

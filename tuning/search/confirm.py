@@ -413,8 +413,8 @@ def _warmed(
     The first window after another configuration is slow, and is not counted. Left out with a note is who fails, and
     who would, by its probe, not come to `LEAST_ROUNDS`, or leave no time for a round of those before it.
     """
-    table, costs_s = journal.run.table, dict[str, float]()
-    speeds = Speeds(probed(journal.run.probes, table), table)
+    run, costs_s = journal.run, dict[str, float]()
+    speeds = Speeds(probed(run.probes, run.table), run.table)
     for name, knobs in named.items():
         rate = speeds.of(knobs)
         least_s = WINDOW_STEPS * batch_size_of(knobs) / rate if rate else 0.0

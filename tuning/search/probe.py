@@ -174,9 +174,8 @@ class ProbeStage:
         return rank > best_rank if len(left) == 2 else left == [found]
 
     def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> ProbeRecord:
-        own = group_of(knobs, self._table)
-        known = probed(self._journal.run.probes, self._table)
-        peers = [p for p in known if group_of(p.knobs, self._table) == own]
+        group, known = group_of(knobs, self._table), probed(self._journal.run.probes, self._table)
+        peers = [p for p in known if group_of(p.knobs, self._table) == group]
         size = int(knobs.get("batch_size", self._batch_size))
         fastest = max((rate for p in peers if (rate := p.at_batch_size(size)) is not None), default=0.0)
         p_oom = self._judged(knobs).p_oom
@@ -207,18 +206,16 @@ class ProbeStage:
         batch in one piece, or in the largest that fit (docs/log/probes.md).
         """
         here = {**self._space.fixed, **group, "batch_size": self._batch_size}
-        ends = [r for r in self._known.values() if isinstance(r, ProbeRecord)]
-        known = [p for p in probed(ends, self._table) if inside(self._space, p)]
-        found = without_slower_optimizers(known, self._table)
-        place = group_of(here, self._table)
-        own = [p for p in found if group_of(p.knobs, self._table) == place]
+        ends, table = [r for r in self._known.values() if isinstance(r, ProbeRecord)], self._table
+        known = [p for p in probed(ends, table) if inside(self._space, p)]
+        found = without_slower_optimizers(known, table)
+        own = [p for p in found if group_of(p.knobs, table) == group_of(here, table)]
         best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)
         base = uncut(self._space, self._journal.run, self._guard) if best is None else best.knobs
-        return self._clipped({**here, **{n: v for n, v in base.items() if n in self._table.system}})
+        return self._clipped({**here, **{n: v for n, v in base.items() if n in table.system}})
 
     def _clipped(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        rate = self._table.defaults["learning_rate"]
-        whole = {"learning_rate": rate, **knobs, "batch_size": self._batch_size}
+        whole = {"learning_rate": self._table.defaults["learning_rate"], **knobs, "batch_size": self._batch_size}
         return {n: v for n, v in whole.items() if self._table.is_active(n, whole)}
 
 

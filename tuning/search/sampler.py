@@ -76,9 +76,8 @@ class Sampler:
     ) -> None:
         """`initial` are proposed first; what they leave out is drawn."""
         self._space, self._objectives, self._seed, self._name = space, dict(objectives), seed, name
-        self._names = sorted(
-            space.parameters, key=lambda knob: knob in space.table.requiring
-        )  # after the knob that it needs
+        requiring = space.table.requiring
+        self._names = sorted(space.parameters, key=lambda knob: knob in requiring)  # after the knob that it needs
         self._initial = [dict(values) for values in initial]
         self._live: dict[int, optuna.Trial] = {}
         self._proposals = 0

@@ -527,12 +527,11 @@ class TrialScheduler:
         probed_per_s, expected = self._speeds.of(knobs), fastest(self._speeds, self._guard, knobs)
         if end.outcome != Outcome.OK or not measured or expected is None:
             return
+        ratios = self._ratios[group_of(knobs, self._space.table)]
         if probed_per_s is None:  # a group without a probe; the recorded speed is as it would be without neighbours
-            self._ratios[group_of(knobs, self._space.table)].append(
-                (end.samples_per_s or measured) / expected.samples_per_s
-            )
+            ratios.append((end.samples_per_s or measured) / expected.samples_per_s)
         elif self._plan.concurrency == 1:
-            self._ratios[group_of(knobs, self._space.table)].append(measured / probed_per_s)
+            ratios.append(measured / probed_per_s)
 
     def _observation(self, end: events.TrialRecord | events.RefusedRecord) -> Observation:
         return endings.observation(end, self._objective, self._qualities, self._guard)

@@ -139,7 +139,6 @@ def averaged(probes: Sequence[Probed], table: KnobTable) -> list[Probed]:
     alike: dict[tuple[Scalar, ...], list[Probed]] = {}
     for probe in probes:
         alike.setdefault(place_of(probe.knobs, table), []).append(probe)
-
     return [
         replace(
             own[0],

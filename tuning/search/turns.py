@@ -46,9 +46,8 @@ def last_candidates(
 
 def alike(space: Space, config: Mapping[str, Scalar], others: Configs) -> list[str]:
     """Returns the names of those that differ from the configuration in system knobs alone, which the space has."""
-    learned = _learned(config, space.table)
-    same = {n: own for n, own in others.items() if _learned(own, space.table) == learned}
-    return [n for n, own in same.items() if inside(space, Probed(own, 0, 0, 0))]
+    table, learned = space.table, _learned(config, space.table)
+    return [n for n, own in others.items() if _learned(own, table) == learned and inside(space, Probed(own, 0, 0, 0))]
 
 
 def _learned(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:

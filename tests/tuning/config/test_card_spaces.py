@@ -138,13 +138,6 @@ def test_what_is_typed_stays_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "prefetch_factor" not in config.space.as_raw()
 
 
-def test_a_card_that_is_not_here_has_the_space_of_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "gpus", list)
-    monkeypatch.setattr(machine, "cores", lambda: 2)
-    virtual, own = (setup.prepare_config(load(["workload=nli", f"card={card}"]))[1] for card in ("rtx3090", "cpu"))
-    assert virtual.space == own.space
-
-
 def test_auto_is_what_the_device_honours_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ("workload=signals", "knobs.amp_dtype=auto", "knobs.compile=auto", "knobs.optimizer=auto")
     for card, types, modes in (

@@ -5,9 +5,8 @@ import pytest
 from trainables import knob_columns
 from trainables.knob_columns import refusal
 from trainables.our_knobs import EVERY
-from tuning.config.cards import GIB_BYTES, HERE, Card, honoured, restrict
+from tuning.config.cards import GIB_BYTES, HERE, Card, restrict
 from tuning.config.choices import available
-from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.space import Choice, Space
 
@@ -85,21 +84,6 @@ def test_restrict_removes_a_knob_without_any_value_left():
     space, dropped = restrict(Space.parse({"amp_dtype": ["bf16", "fp16"]}, EVERY), Card("old", dtypes=("fp32",)), set())
     assert space == Space({}, {}, EVERY)
     assert len(dropped) == 2
-
-
-def test_restrict_refuses_what_was_asked_for():
-    with pytest.raises(ConfigError, match=r"knobs\.amp_dtype=bf16 cannot be had with card=t4") as raised:
-        restrict(SPACE, T4, {"amp_dtype"})
-    assert raised.value.allowed == "fp32, fp16"
-
-
-def test_named_configuration_keeps_what_the_card_honours():
-    kept, dropped = honoured(CPU, {"batch_size": 12, "pin_memory": True, "num_workers": 8}, "named.after", EVERY)
-    assert kept == {"batch_size": 12, "num_workers": 8}
-    assert dropped == [
-        "named.after.pin_memory=true is left out: page-locked memory speeds copies to a CUDA device, "
-        "and this runs on the cpu"
-    ]
 
 
 @pytest.mark.parametrize("name", available("card"))

@@ -114,10 +114,7 @@ def test_a_gain_in_words(gain, text):
 def test_knobs_without_effect_are_no_difference():
     assert fmt.differing({"num_workers": 0, "prefetch_factor": 4}, {"prefetch_factor": 2}, EVERY) == {}
     assert fmt.differing({"num_workers": 2}, {}, EVERY) == {"num_workers": 2}, "what then has effect is at its default"
-    assert fmt.differing({"num_workers": 2, "prefetch_factor": 4}, {}, EVERY) == {
-        "num_workers": 2,
-        "prefetch_factor": 4,
-    }
+    assert fmt.differing(both := {"num_workers": 2, "prefetch_factor": 4}, {}, EVERY) == both
 
 
 @pytest.mark.parametrize(("batch", "micro"), [(32, 8), (16, 8), (16, 4)])
@@ -235,10 +232,8 @@ def test_what_to_set_is_all_that_differs_from_the_default_or_from_what_there_is(
     config = {"learning_rate": 5e-4, "batch_size": 64, "micro_batch_size": 64, "num_workers": 0}
     assert fmt.settings(config, EVERY) == ["batch_size=64", "micro_batch_size=64"]
     before = {"learning_rate": 1e-3, "num_workers": 2, "batch_size": 64, "micro_batch_size": 64}
-    assert set(fmt.settings(config, EVERY, before)) - set(fmt.settings(config, EVERY)) == {
-        "num_workers=0",
-        "learning_rate=5e-4",
-    }
+    changed = set(fmt.settings(config, EVERY, before)) - set(fmt.settings(config, EVERY))
+    assert changed == {"num_workers=0", "learning_rate=5e-4"}
 
 
 @pytest.mark.parametrize("width", [60, 79, 80, 81, 100])

@@ -21,20 +21,17 @@ from tuning.search.rule import Rule
 from tuning.search.sampler import Sampler
 
 RATE = Range(1e-4, 1e-1, log=True)
-SPACES = {
-    "lists": Space({"hidden_size": Choice((32, 64, 128)), "optimizer": Choice(("adamw", "sgd"))}, {}, EVERY),
-    "ranges": Space({"learning_rate": RATE, "dropout": Range(0.0, 0.9)}, {}, EVERY),
-    "one knob": Space({"batch_size": Choice((16, 32, 64))}, {}, EVERY),
-    "texts and flags": Space(
-        {"architecture": Choice(("lstm", "mlp")), "sequence_packing": Choice((False, True))}, {}, EVERY
-    ),
-    "a rate listed": Space({"learning_rate": Choice((1e-3, 1e-2)), "batch_size": Choice((16, 64))}, {}, EVERY),
-    "batch and rate": Space(
-        {"batch_size": Choice((16, 64, 256)), "learning_rate": RATE, "warmup_frac": Range(0, 1)}, {}, EVERY
-    ),
-    "a list of one": Space({"hidden_size": Choice((32,)), "dropout": Range(0.0, 0.9)}, {}, EVERY),
-    "nothing": Space({}, {}, EVERY),
+PARAMETERS: dict[str, dict[str, Choice | Range]] = {
+    "lists": {"hidden_size": Choice((32, 64, 128)), "optimizer": Choice(("adamw", "sgd"))},
+    "ranges": {"learning_rate": RATE, "dropout": Range(0.0, 0.9)},
+    "one knob": {"batch_size": Choice((16, 32, 64))},
+    "texts and flags": {"architecture": Choice(("lstm", "mlp")), "sequence_packing": Choice((False, True))},
+    "a rate listed": {"learning_rate": Choice((1e-3, 1e-2)), "batch_size": Choice((16, 64))},
+    "batch and rate": {"batch_size": Choice((16, 64, 256)), "learning_rate": RATE, "warmup_frac": Range(0, 1)},
+    "a list of one": {"hidden_size": Choice((32,)), "dropout": Range(0.0, 0.9)},
+    "nothing": {},
 }
+SPACES = {name: Space(parameters, {}, EVERY) for name, parameters in PARAMETERS.items()}
 OUTSIDE: dict[str, Scalar] = {"batch_size": 24, "learning_rate": 0.5, "hidden_size": 48, "dropout": 0.95}
 """A reference that no space has."""
 
