@@ -10,6 +10,7 @@ oneDNN's workspaces, and memory of other threads are not counted.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -79,10 +80,7 @@ class LiveBytes(TorchDispatchMode):
             return result
         if self.adopts:
             self.adopt(_tensors((*args, *(kwargs or {}).values())))
-        makes = _MAKES.get(func)
-        if makes is None:
-            makes = _MAKES.setdefault(func, _makes_storage(func))
-        if not makes:
+        if not _makes_storage(func):
             return result
         over = 0
         if isinstance(result, Tensor):
@@ -184,12 +182,12 @@ class Sparse:
             self.always = self.always or rising
 
 
-_MAKES: dict[Any, bool] = {}
-"""By operator: whether it can return a new storage; about half of a step's operators cannot."""
-
-
+@functools.cache
 def _makes_storage(func: Any) -> bool:
-    """Returns False for views and in-place operators; True also for `out=` and resizes, which may resize a storage."""
+    """Returns whether an operator can return a new storage; about half of a step's cannot.
+
+    False for views and in-place operators; True also for `out=` and resizes, which may resize a storage.
+    """
     schema = getattr(func, "_schema", None)
     if (
         schema is None
