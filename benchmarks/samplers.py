@@ -32,8 +32,10 @@ import yaml
 
 from benchmarks.sampler_scores import PEER, Row, scores, table
 from trainables.workload_files import load as load_workload
+from tuning.config.complete import Machine, complete
 from tuning.config.load import load
 from tuning.memory.groups import plain_defaults
+from tuning.workers import machine
 
 ROOT = Path(__file__).parents[1]
 FIRST_FRESH = 1000
@@ -118,7 +120,7 @@ class Commands:
 
     def plain(self, workload: str) -> dict[str, Any]:
         """Returns the space's defaults, each batch in one pass."""
-        config = load([f"workload={workload}", "card=cpu", *self.extra])
+        config = complete(load([f"workload={workload}", "card=cpu", *self.extra]), Machine(machine.cores()))
         return {"knobs": dict(plain_defaults(config.space)), "tolerance": config.pick.tolerance}
 
 
