@@ -178,7 +178,7 @@ class Best:
 
 def text_of(body: Mapping[str, Any], source: str) -> str:
     """Returns the text of a file with this body, which lacks its sha256 alone; raises ConfigError if it is wrong."""
-    plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"})
+    plain = _parsed({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"})
     return yaml_files.dump({**plain, "sha256": _sha256(plain)})
 
 
@@ -188,27 +188,27 @@ def read(path: Path) -> Best:
     A body that does not match its sha256 was edited by hand: that is allowed, and is said in `warnings`.
     """
     raw = yaml_files.read(_text_in(path), str(path))
-    found = _checked(raw, str(path))
+    file = _parsed(raw, str(path))
     warnings = []
-    if _sha256({k: v for k, v in raw.items() if k != "sha256"}) != found.sha256:
+    if _sha256({k: v for k, v in raw.items() if k != "sha256"}) != file.sha256:
         warnings.append(f"{path.name} was edited by hand since it was exported: its sha256 does not match")
-    if found.status == "unconfirmed":
-        again = f"python -m tuning.run resume={found.provenance.study}"
+    if file.status == "unconfirmed":
+        again = f"python -m tuning.run resume={file.provenance.study}"
         said = f"{path.name} is the best so far, and was not trained again on fresh seeds; {again} does that"
         warnings.append(f"{said}, with a larger search.max_time if that was spent")
-    if found.status == "not repeated":
+    if file.status == "not repeated":
         warnings.append(
             f"{path.name} came to much less on fresh seeds than in the search: train longer, and search again"
         )
-    options = {name: at_home(value) for name, value in found.workload.options.items()}
+    options = {name: at_home(value) for name, value in file.workload.options.items()}
     secrets = sorted(name for name, value in options.items() if value == MASK)
     if secrets:
         warnings.append(
             f"{path.name} does not hold the secrets {', '.join(secrets)}: write them in its workload.options"
         )
-    ref, samples, seed = str(at_home(found.workload.ref)), found.train.samples, found.train.seed
+    ref, samples, seed = str(at_home(file.workload.ref)), file.train.samples, file.train.seed
     return Best(
-        path, ref, options, dict(found.knobs), samples, seed, raw["measured"], raw["provenance"], tuple(warnings)
+        path, ref, options, dict(file.knobs), samples, seed, raw["measured"], raw["provenance"], tuple(warnings)
     )
 
 
@@ -220,8 +220,8 @@ def completed(best: Best, table: KnobTable) -> Best:
     """
     lacking = [name for name in best.knobs if name not in table and name in EVERY]
     try:
-        own = {name: value for name, value in best.knobs.items() if name not in lacking}
-        knobs = Knobs.of(own, table).as_dict()
+        known = {name: value for name, value in best.knobs.items() if name not in lacking}
+        knobs = Knobs.of(known, table).as_dict()
     except ValueError as error:
         raise ConfigError(f"{best.path}: knobs: {error}", remedy=REMEDY) from None
     said = f"{best.path.name} sets {', '.join(lacking)}, which the workload does not have: left out"
@@ -251,7 +251,7 @@ def _sha256(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _checked(raw: Mapping[str, Any], source: str) -> BestFile:
+def _parsed(raw: Mapping[str, Any], source: str) -> BestFile:
     """Returns `raw` with its types checked; raises ConfigError for the first fault, with its key and value."""
     try:
         return BestFile.model_validate(raw)

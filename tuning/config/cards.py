@@ -59,8 +59,9 @@ class Card:
 
         This machine's own has the `capability` that was found.
         """
-        own = capability if self.name in HERE and capability is not None else self.capability
-        return replace(self if device == "cuda" else self.unlisted(), device=device, capability=own, cores=cores)
+        capability = capability if self.name in HERE and capability is not None else self.capability
+        card = self if device == "cuda" else self.unlisted()
+        return replace(card, device=device, capability=capability, cores=cores)
 
     def unlisted(self) -> Card:
         """Returns the card that card=auto with a memory stands for without a GPU: one less a CUDA context.

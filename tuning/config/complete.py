@@ -145,15 +145,15 @@ def on_card(config: StudyConfig, card: Card) -> StudyConfig:
     space, dropped = restrict(config.space, card, asked)
     named: dict[str, dict[str, Scalar]] = {}
     for name, values in config.named.items():
-        own = dict(values)
+        knobs = dict(values)
         if name == AFTER and not any(key.startswith(f"named.{name}.") for key in typed):
             if card.device == "cpu":
                 continue
-            if card.cores and (workers := int(own.get("num_workers") or 0)) > card.cores:
-                own["num_workers"] = card.cores
+            if card.cores and (workers := int(knobs.get("num_workers") or 0)) > card.cores:
+                knobs["num_workers"] = card.cores
                 said = f"{card.cores} core{'s' * (card.cores > 1)} here"
                 dropped.append(f"named.{name}.num_workers={workers} goes to {card.cores}: {said}")
-        named[name], sentences = honoured(card, own, f"named.{name}", space.table)
+        named[name], sentences = honoured(card, knobs, f"named.{name}", space.table)
         dropped += sentences
     before, after = card_as_raw(config.card), card_as_raw(card)
     detected = {f"card.{key}": "found on this machine" for key, value in after.items() if value != before[key]}

@@ -21,10 +21,10 @@ def finite(value: object) -> float | None:
 
 def whole(value: object) -> int | None:
     """Returns the whole part of a finite number, None for anything else."""
-    found = finite(value)
-    return None if found is None else int(found)
+    number = finite(value)
+    return None if number is None else int(number)
 
 
 def numbers(value: object) -> dict[str, float]:
     """Returns the entries of a mapping that are finite numbers."""
-    return {str(k): found for k, v in mapping(value).items() if (found := finite(v)) is not None}
+    return {str(k): number for k, v in mapping(value).items() if (number := finite(v)) is not None}

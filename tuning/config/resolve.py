@@ -102,7 +102,7 @@ def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
                 f"{key}={tree.get(key)!r} in a recorded configuration is no mapping", remedy="start a new run"
             )
     if tree["named"].keys() >= CLAIMS:
-        tree["named"] = {name: own for name, own in tree["named"].items() if name not in CLAIMS}
+        tree["named"] = {name: knobs for name, knobs in tree["named"].items() if name not in CLAIMS}
     return parse_tree(tree, origins, dropped, tuple(argv), {}, table)
 
 

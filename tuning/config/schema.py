@@ -82,8 +82,8 @@ def _address(value: object) -> object:
 
 def _devices(value: object) -> object:
     """Returns "all", or numbers and UUIDs of cards, parted by commas, each once."""
-    own = value.split(",") if isinstance(value, str) else []
-    if value == "all" or (own and len(set(own)) == len(own) and all(_DEVICE.fullmatch(one) for one in own)):
+    cards = value.split(",") if isinstance(value, str) else []
+    if value == "all" or (cards and len(set(cards)) == len(cards) and all(map(_DEVICE.fullmatch, cards))):
         return value
     raise ValueError("all, or cards by number or UUID, each once, such as 0,1")
 

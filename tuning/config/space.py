@@ -141,18 +141,18 @@ class Space:
         """
         if cores is None:
             return self
-        found = dict(self.parameters)
+        parameters = dict(self.parameters)
         for name, parameter in self.parameters.items():
             if not isinstance(parameter, Choice) or not parameter.auto:
                 continue
             if name == "micro_batch_size":
                 whole = int(largest(self.given("batch_size")))
                 powers = (int(v) for v in parameter.values if whole / 16 <= float(v) < whole)
-                found[name] = Choice((*powers, whole))  # which is each smaller batch in one pass, too
+                parameters[name] = Choice((*powers, whole))  # which is each smaller batch in one pass, too
             else:
                 most = cores if name == "num_workers" else math.inf
-                found[name] = Choice(tuple(v for v in parameter.values if isinstance(v, str) or v <= most))
-        return replace(self, parameters=found)
+                parameters[name] = Choice(tuple(v for v in parameter.values if isinstance(v, str) or v <= most))
+        return replace(self, parameters=parameters)
 
     def subset(self, kinds: Collection[Kind]) -> Space:
         """Returns the space of the parameters of these kinds; the other parameters are dropped, the fixed stay."""
@@ -161,8 +161,8 @@ class Space:
     def whole(self, named: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns a configuration as it stands, with defaults for what it does not name and the space has."""
         given = {**self.fixed, **self.parameters}
-        own = {n: named.get(n, row.default) for n, row in self.table.items() if n in named or n in given}
-        return self.complete(own)
+        values = {n: named.get(n, row.default) for n, row in self.table.items() if n in named or n in given}
+        return self.complete(values)
 
     def complete(self, values: Mapping[str, object]) -> dict[str, Scalar]:
         """Returns `values` over the fixed ones, without the knobs that have no effect with the others.

@@ -84,9 +84,9 @@ def _begun(config: StudyConfig) -> StudyConfig:
         raise ConfigError(what, allowed="a folder of yours", remedy="runs_dir=PATH, another one")
     if config.name is not None:
         _refuse_taken(config, _place(config, config.name))
-    own = None if config.workload.is_packaged else declared(config.workload.ref)
+    declarations = None if config.workload.is_packaged else declared(config.workload.ref)
     doctor.choose_devices(config)
-    return complete(config, _machine(), own)
+    return complete(config, _machine(), declarations)
 
 
 def _machine() -> Machine:
@@ -210,13 +210,13 @@ def comparable(space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
     not, except for the largest number of loader processes, each of which may read all of a stream.
     """
     rows = space.table
-    found: dict[str, Scalar] = {"micro_batch_size": 1}
+    altered: dict[str, Scalar] = {"micro_batch_size": 1}
     for name, parameter in space.subset({"system"}).parameters.items():
         acts = rows[name].span in ("compute", "augment") or name in ("ram_cache", "num_workers") or name in rows.own
-        if acts and isinstance(parameter, Choice) and name not in found:
+        if acts and isinstance(parameter, Choice) and name not in altered:
             others = [v for v in parameter.values if v != start.get(name, rows.defaults[name])]
-            found[name] = max(others, key=float) if name == "num_workers" else others[0]
-    return found
+            altered[name] = max(others, key=float) if name == "num_workers" else others[0]
+    return altered
 
 
 def switched_on(space: Space) -> dict[str, Scalar]:
@@ -272,9 +272,9 @@ def _refuse_taken(config: StudyConfig, folder: Path) -> None:
 
 def differences(study: StudyRecord, facts: Mapping[str, Any], setting: WorkerConfig) -> list[str]:
     """Returns how machine, data and code differ from the study's beginning, as far as its record has them, in words."""
-    here, own = facts["device"], versions()
+    here, now = facts["device"], versions()
     pairs: list[tuple[str, Any, Any]] = [
-        *((name, study.versions.get(name), own.get(name)) for name in ("cardtune", "torch")),
+        *((name, study.versions.get(name), now.get(name)) for name in ("cardtune", "torch")),
         *((f"device {n}", study.device.get(n), here.get(n)) for n in ("type", "name", "memory_bytes", "cores")),
         ("threads", study.threads, setting.threads),
         ("cap_bytes", study.cap_bytes, setting.cap_bytes),
