@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from tests.fakes import Lines, Sums
+from tests.fakes import Lines, Sums, knobs_of
 from trainables import sanity
 from trainables.batches import (
     Loader,
@@ -145,7 +145,7 @@ class Tabled(Sums):
 
 
 def test_a_batch_method_that_cuts_a_data_set_is_not_asked_for_samples() -> None:
-    config = Config(Knobs(batch_size=4, micro_batch_size=4))
+    config = Config(knobs_of(batch_size=4, micro_batch_size=4))
     sanity.check(Resident(Tabled()), config)
     table = Table(VALIDATION_SAMPLES, 0)
     in_workers = validation_loader(table, Sums().collate, 1000, None, Config(Knobs(num_workers=1)))

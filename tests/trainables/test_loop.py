@@ -252,7 +252,7 @@ def test_an_objective_that_is_not_returned_is_named() -> None:
         def evaluate(self, model: torch.nn.Module, batches: Iterator[object]) -> dict[str, float]:  # type: ignore[override]
             return {"other": 1.0}
 
-    state = prepare(Resident(Silent()), Config(), Plan(samples=32, milestones=(32,)))
+    state = prepare(Resident(Silent()), Config(knobs_of()), Plan(samples=32, milestones=(32,)))
     with pytest.raises(KeyError, match=r"returned \['other'\], without error"):
         list(train(state))
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from tests.fakes import Sums
+from tests.fakes import Sums, knobs_of
 from trainables import sanity
-from trainables.knobs import Knobs
 from trainables.resident import Resident
 from trainables.workload import Config
 
@@ -36,7 +35,7 @@ def test_an_untrained_model_is_evaluated_whole_or_left_as_soon_as_that_takes_too
     ticks = itertools.count()
     monkeypatch.setattr(sanity, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * seconds_a_batch))
     workload = Counted()
-    config = Config(Knobs(batch_size=4, micro_batch_size=4), {})
+    config = Config(knobs_of(batch_size=4, micro_batch_size=4), {})
     assert bool(sanity.untrained(Resident(workload), config)) is measured
     assert (workload.batches == 8) is measured
     assert next(ticks) <= (9 if measured else 3)
