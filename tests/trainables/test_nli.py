@@ -69,7 +69,7 @@ def gemma(folder: Path) -> Config:
 @pytest.fixture(scope="module")
 def minilm() -> tuple[Nli, Config, Classifier]:
     """The default path: the workload, its configuration and a model of two layers."""
-    workload, config = Nli(), Config(options={"layers": 2, "max_train_samples": 8, "max_val_samples": 8})
+    workload, config = Nli(), Config(knobs_of(), {"layers": 2, "max_train_samples": 8, "max_val_samples": 8})
     torch.manual_seed(0)
     return workload, config, workload.model(config)
 
@@ -264,9 +264,9 @@ def test_evaluate_counts_over_batches_of_any_size(gemma: Config) -> None:
 
 
 def test_says_what_is_wrong_with_a_model(tmp_path: Path) -> None:
-    workload, here = Nli(), Config(options={"model": str(tmp_path)})
+    workload, here = Nli(), Config(knobs_of(), {"model": str(tmp_path)})
     with pytest.raises(WorkloadError, match=r"model=some/model is neither a folder .* add workload\.download=true"):
-        workload.model(Config(options={"model": "some/model"}))
+        workload.model(Config(knobs_of(), {"model": "some/model"}))
     transformers.T5Config().save_pretrained(tmp_path)
     with pytest.raises(WorkloadError, match=r"workload\.model is a t5; allowed: an encoder or a decoder of text"):
         workload.dataset(here, "val")
@@ -282,7 +282,7 @@ def test_refuses_weights_that_are_not_all_there(tmp_path: Path) -> None:
     save(tmp_path, gemma3(1))
     gemma3(2).config.save_pretrained(tmp_path)
     with pytest.raises(WorkloadError, match=r"lacks 13 weights, such as layers\.1\."):
-        Nli().model(Config(options={"model": str(tmp_path)}))
+        Nli().model(Config(knobs_of(), {"model": str(tmp_path)}))
 
 
 def test_refuses_other_weights_than_the_packaged(monkeypatch: pytest.MonkeyPatch) -> None:

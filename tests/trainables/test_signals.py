@@ -255,12 +255,12 @@ def test_baselines_are_what_they_say(tmp_path: Path) -> None:
     rows = [("train", "a", "1", 0.0), ("train", "a", "2", 2.0), ("train", "b", "3", 9.0)]
     rows += [("val", "a", "1", 4.0), ("val", "b", "2", 6.0), ("val", "b", "3", 7.0), ("val", "b", "4", 4.9)]
     npy_sequences.write(tmp_path, [(split, label, name, np.full((2, 1), value)) for split, label, name, value in rows])
-    found = Signals().baselines(Config(options={"data": str(tmp_path)}))
+    found = Signals().baselines(Config(knobs_of(), {"data": str(tmp_path)}))
     assert found == {"majority class": {"accuracy": 0.25}, "nearest class mean": {"accuracy": 0.75}}
 
 
 def test_part_of_the_data_and_a_part_held_out(config: Config, folder: Path) -> None:
-    few = Config(options={"data": str(folder), "val_frac": 0.25, "max_train_samples": 10})
+    few = Config(knobs_of(), {"data": str(folder), "val_frac": 0.25, "max_train_samples": 10})
     train_, val = (Signals().dataset(few, split) for split in ("train", "val"))  # type: ignore[arg-type]
     assert (len(train_), len(val)) == (10, 10)
     assert not {r.path for r in train_.recordings} & {r.path for r in val.recordings}
