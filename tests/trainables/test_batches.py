@@ -74,17 +74,6 @@ def test_a_batch_holds_the_same_samples_however_it_is_cut(micro: int, bucketing:
     assert batches(whole.with_(micro_batch_size=micro, length_bucketing=bucketing)) == batches(whole)
 
 
-def test_bucketing_puts_like_lengths_together() -> None:
-    lengths = [(i * 31) % 17 for i in range(64)]
-
-    def padding(bucketing: bool) -> int:
-        knobs = Knobs(batch_size=32, micro_batch_size=8, length_bucketing=bucketing)
-        plan = plan_epoch(64, knobs, 0, 0, lengths)
-        return sum(max(lengths[i] for i in m.indices) * len(m.indices) for m in plan)
-
-    assert padding(True) < padding(False)
-
-
 def test_epochs_differ_and_repeat() -> None:
     one, two = (plan_epoch(50, Knobs(), 0, e, None) for e in (0, 1))
     assert one != two
@@ -95,7 +84,6 @@ class Encoding(UserDict[str, Any]):
     """What moves itself, as a batch of Hugging Face's tokenizers does."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Encoding:
-        """Returns itself, its tensors on the device."""
         self.data = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.data.items()}
         return self
 
@@ -107,11 +95,10 @@ class Graph:
         self.nodes = nodes
 
     def to(self, device: torch.device) -> Graph:
-        """Returns another on the device."""
         return Graph(self.nodes.to(device))
 
 
-def test_what_moves_itself_is_moved_by_its_own_and_the_hosts_batch_stays() -> None:
+def test_an_object_moves_itself_and_the_hosts_batch_stays() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
     batch = {"packed": packed, "rest": (Encoding(ids=torch.zeros(2)), Graph(torch.zeros(2)))}
     for moved in (to_device(batch, META), to_device(batch, META, non_blocking=True), Transfer(Knobs(), META)(batch)):
@@ -132,7 +119,6 @@ class Table(Lines):
     """Samples with a method `batch` that is not ours, as Hugging Face's data sets have one."""
 
     def batch(self, batch_size: int, drop_last_batch: bool = False) -> None:
-        """Fails: it is not called with a number."""
         raise TypeError(f"an int was expected, not {batch_size!r}")
 
 
@@ -140,11 +126,10 @@ class Tabled(Sums):
     """Sums of such a table."""
 
     def dataset(self, config: Config, split: Split) -> Table:
-        """Returns 16 sequences."""
         return Table(16, seed=int(split == "val"))
 
 
-def test_a_batch_method_that_cuts_a_data_set_is_not_asked_for_samples() -> None:
+def test_a_batch_method_of_another_meaning_is_not_called() -> None:
     config = Config(knobs_of(batch_size=4, micro_batch_size=4))
     sanity.check(Resident(Tabled()), config)
     table = Table(VALIDATION_SAMPLES, 0)
@@ -163,37 +148,25 @@ class Sized(Dataset[Tensor]):
         return self.count
 
     def __getitem__(self, index: int) -> Tensor:
-        """Returns the sample, which begins with its index."""
         self.reads += 1
         return torch.cat([torch.tensor([float(index)]), torch.zeros(999)])
 
 
-def test_a_cache_beyond_the_free_ram_is_refused_after_a_few_samples() -> None:
-    large = Sized(10_000)
-    with pytest.raises(CacheTooLarge, match=r"10000 samples in RAM: about 0\.0 GiB, .*knobs\.ram_cache=false"):
-        Cached(large, CacheLimits(free_bytes=lambda: 2e7))
-    assert large.reads < 100
-    assert len(Cached(Sized(10_000), CacheLimits(free_bytes=lambda: 8e7))) == 10_000
-
-
-def test_a_cache_that_takes_longer_to_prepare_than_it_may_is_refused() -> None:
-    with pytest.raises(CacheTooLarge, match=r"s to prepare, 0 s are allowed"):
-        Cached(Sized(10_000), CacheLimits(most_s=1e-9))
-    assert len(Cached(Sized(8), CacheLimits(lambda: 0.0, 0.0))) == 8  # too few to matter
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_validation_comes_in_the_same_batches_from_workers(workers: int) -> None:
-    samples = Sized(VALIDATION_SAMPLES)
+@pytest.mark.parametrize(
+    ("count", "workers", "is_read_here"),
+    [(VALIDATION_SAMPLES, 0, True), (VALIDATION_SAMPLES, 2, False), (1300, 2, True)],
+    ids=["no workers", "workers", "too few samples to be worth workers"],
+)
+def test_validation_comes_in_the_same_batches_from_workers(count: int, workers: int, is_read_here: bool) -> None:
+    samples = Sized(count)
     config = Config(Knobs(num_workers=workers), loader_timeout_s=30.0)
     loaded = validation_loader(samples, torch.stack, 600, None, config)
-    assert getattr(loaded, "timeout", None) == (30.0 if workers else None)
-    starts = [float(batch[0, 0]) for batch in loaded]
-    assert starts == [0.0, 600.0, 1200.0, 1800.0]
-    assert (samples.reads == 0) == bool(workers)  # read in other processes
+    assert getattr(loaded, "timeout", None) == (None if is_read_here else 30.0)
+    assert [float(batch[0, 0]) for batch in loaded] == [float(start) for start in range(0, count, 600)]
+    assert samples.reads == (count if is_read_here else 0)
 
 
-def test_workers_have_what_a_users_file_defines_whatever_python_starts_processes_by() -> None:
+def test_workers_have_what_a_users_file_defines() -> None:
     class Local(Sized):
         """A data set that no other process could import."""
 
@@ -211,12 +184,6 @@ def test_workers_have_what_a_users_file_defines_whatever_python_starts_processes
         assert is_chosen == (sys.version_info >= (3, 14)), "their own choice is free where nothing is amiss"
     finally:
         multiprocessing.set_start_method(before, force=True)
-
-
-def test_a_small_validation_split_is_not_worth_workers() -> None:
-    samples = Sized(100)
-    assert len(list(validation_loader(samples, torch.stack, 60, None, Config(Knobs(num_workers=2))))) == 2
-    assert samples.reads == 100
 
 
 class Streamed(IterableDataset[Tensor]):
@@ -240,12 +207,12 @@ def test_a_batch_has_the_samples_that_its_loader_drew(collate: Any, drop_last: b
     assert sizes_of(DataLoader(images, 4, drop_last=drop_last, collate_fn=collate)) == sizes
 
 
-def test_where_the_loader_does_not_know_a_batch_has_the_rows_of_its_first_tensor() -> None:
+def test_else_a_batch_has_the_rows_of_its_first_tensor() -> None:
     images: Any = torch.zeros(10, 3, 5, 5)
     assert sizes_of(DataLoader(Streamed(), 4)) == [4, 4, 2]
     assert sizes_of(DataLoader(images, batch_sampler=[[0], [1, 2, 3]])) == [1, 3]
     assert SampleCounts(None, 8).of("words", 0) == 8
-    with pytest.raises(TypeError, match="type str does not tell how many samples"):
+    with pytest.raises(TypeError, match="type str"):
         SampleCounts(None).of("words", 0)
 
 
@@ -261,20 +228,36 @@ def test_a_data_set_that_knows_its_lengths_is_not_read_for_them() -> None:
     assert sample_lengths(known, Sums().length) == [3] * 5
     assert sample_lengths(known, None) is None
     known.sample_lengths = lambda: [1]  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"Known.sample_lengths\(\): 1 lengths for 5 samples"):
+    with pytest.raises(ValueError, match="1 lengths for 5 samples"):
         sample_lengths(known, Sums().length)
 
 
-def test_what_a_collate_function_takes_from_a_sample_is_there_the_next_time() -> None:
+FEW_IMAGES = [SimpleNamespace(pixels=bytes(100_000)) for _ in range(64)]
+VIEWS = [SimpleNamespace(x=row) for row in torch.zeros(64, 10_000)]  # each in the storage of all
+
+
+@pytest.mark.parametrize(
+    ("samples", "limits", "says"),
+    [
+        (Sized(10_000), CacheLimits(lambda: 2e7), r"10000 samples in RAM: about 0\.0 GiB, .*knobs\.ram_cache=false"),
+        (Sized(10_000), CacheLimits(lambda: 8e7), ""),
+        (Sized(10_000), CacheLimits(most_s=1e-9), r"s to prepare, 0 s are allowed"),
+        (Sized(8), CacheLimits(lambda: 0.0, 0.0), ""),
+        (FEW_IMAGES, CacheLimits(lambda: 5e6), "64 samples"),
+        (VIEWS, CacheLimits(lambda: 5e6), ""),
+    ],
+    ids=["too large", "large enough", "too slow", "too few to matter", "objects by what they hold", "shared storage"],
+)
+def test_a_cache_beyond_its_limits_is_refused(samples: Any, limits: CacheLimits, says: str) -> None:
+    if says:
+        with pytest.raises(CacheTooLarge, match=says):
+            Cached(samples, limits)
+        assert getattr(samples, "reads", 0) < 100, "after a few samples"
+    else:
+        assert len(Cached(samples, limits)) == len(samples)
+
+
+def test_a_cached_sample_stays_whole_whatever_collate_takes() -> None:
     kept = Cached([{"x": number, "label": 1} for number in range(3)])  # type: ignore[arg-type]
     for _ in range(2):
         assert [kept[number].pop("label") for number in range(3)] == [1, 1, 1]
-
-
-def test_objects_count_in_a_cache_by_what_they_hold() -> None:
-    images = [SimpleNamespace(pixels=bytes(100_000)) for _ in range(64)]
-    with pytest.raises(CacheTooLarge, match=r"would keep 64 samples"):
-        Cached(images, CacheLimits(free_bytes=lambda: 5e6))  # type: ignore[arg-type]
-    whole = torch.zeros(64, 10_000)
-    views = [SimpleNamespace(x=row) for row in whole]  # each in the storage of all
-    assert len(Cached(views, CacheLimits(free_bytes=lambda: 5e6))) == 64  # type: ignore[arg-type]

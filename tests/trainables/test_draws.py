@@ -9,7 +9,7 @@ from trainables import draws
 KEYS = draws.keys(3, 1, torch.arange(4000))
 
 
-def test_a_sample_draws_the_same_alone_in_any_batch_and_at_any_padding() -> None:
+def test_a_sample_draws_the_same_in_any_batch_and_padding() -> None:
     together = draws.normal(KEYS, (7, 3), stream=2)
     alone = torch.cat([draws.normal(key[None], (7, 3), stream=2) for key in KEYS[:20]])
     assert torch.equal(together[:20], alone)

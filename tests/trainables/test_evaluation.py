@@ -64,7 +64,7 @@ def run(workload: Seen, cap_bytes: int | None = NO_CAP, resident: Resident | Non
     return state
 
 
-def test_an_iterator_that_is_never_ended_changes_nothing_of_the_next_run() -> None:
+def test_an_iterator_left_behind_changes_nothing_of_the_next_run() -> None:
     """All runs of a process have one meter, and the one left behind belongs to a larger run."""
     alone = run(Leaves())
     workload = Leaves()
@@ -87,7 +87,7 @@ class Judges(Seen):
             del held
 
 
-def test_a_batch_that_does_not_fit_is_halved_for_this_evaluation_and_the_next() -> None:
+def test_a_batch_that_does_not_fit_is_halved_from_then_on() -> None:
     workload = Judges()
     run(workload, cap_bytes=3 * 25_000 * 4)
     whole = sum(workload.evaluations[-1])
@@ -107,7 +107,7 @@ def test_a_micro_batch_above_the_batch_is_the_batch() -> None:
 @pytest.mark.parametrize(
     ("cap_bytes", "called"), [(None, ["OptimizedModule"] * 2), (NO_CAP, ["Adder", "OptimizedModule"])]
 )
-def test_under_compile_there_is_one_shape_and_what_is_counted_is_not_compiled(
+def test_under_compile_there_is_one_shape_and_no_counting(
     cap_bytes: int | None, called: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = functools.partial(torch.compile, backend="eager")  # inductor takes 14 s before its first kernel

@@ -62,7 +62,7 @@ def gone(kept: weakref.ref[Circle]) -> bool:
     return kept() is None
 
 
-def test_what_nothing_refers_to_is_gone_although_another_thread_collects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_gone_although_another_thread_collects(monkeypatch: pytest.MonkeyPatch) -> None:
     with another_collects() as go_on:
         waiting = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: go_on.set())
         monkeypatch.setattr(garbage, "time", waiting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainables.data import rendered_heads
 from trainables.data.head_mesh import rotation
 from trainables.knobs import Knobs
-from trainables.loop import Evaluation, prepare, train
+from trainables.loop import prepare, train
 from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
@@ -45,7 +45,6 @@ def resident() -> Resident:
 
 
 def config(seed: int = 0, **knobs: Any) -> Config:
-    """Returns a small configuration that uses every kind of randomness but dropout."""
     chosen = {"batch_size": 8, "micro_batch_size": 8, "dropout": 0.0, "learning_rate": 2e-3, "hidden_size": 32, **knobs}
     return Config(Knobs.of(chosen, EVERY), SMALL, seed=seed)
 
@@ -77,7 +76,7 @@ def test_a_mirrored_head_has_yaw_and_roll_negated() -> None:
         )
 
 
-def test_expected_angle_of_one_bin_is_its_middle_and_of_all_is_zero() -> None:
+def test_the_expected_angle_of_one_bin_is_its_middle() -> None:
     sure = torch.full((BINS, 3, BINS), -1e4)
     sure[torch.arange(BINS), :, torch.arange(BINS)] = 0.0
     middles = torch.arange(BINS) * 3.0 - 97.5
@@ -88,7 +87,7 @@ def test_expected_angle_of_one_bin_is_its_middle_and_of_all_is_zero() -> None:
 # -- augmentation ---------------------------------------------------------------------------------------------------
 
 
-def test_mirrored_faces_have_mirrored_pixels_and_signs_and_are_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_faces_are_mirrored_with_their_angles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headpose, "JITTER", (0.0, 0.0, 0.0, 0.0))
     batch = noise(400, 8)
     images, angles = augmented(batch, torch.arange(400))
@@ -99,7 +98,7 @@ def test_mirrored_faces_have_mirrored_pixels_and_signs_and_are_half(monkeypatch:
     assert torch.equal(angles[mirrored], batch.angles_deg[mirrored] * torch.tensor([-1.0, 1.0, -1.0]))
 
 
-def test_augmentation_in_place_gives_the_same_numbers_in_the_batch_s_own_memory() -> None:
+def test_augmentation_in_place_gives_the_same_numbers() -> None:
     batch, keys = noise(), torch.arange(6)
     plain = HeadPose.augment(batch, keys, config(), "")
     untouched = noise()
@@ -121,7 +120,7 @@ def test_augmentation_of_a_sample_depends_on_its_key_alone() -> None:
     assert torch.equal(nhwc.image, whole.image)
 
 
-def test_augmentation_0_changes_nothing_and_2_changes_more_than_1() -> None:
+def test_augmentation_0_changes_nothing_and_2_more_than_1() -> None:
     batch, keys = noise(64), torch.arange(64)
     changes = [
         (brightness(augmented(batch, keys, augmentation=s).image).mean((1, 2)) - brightness(batch.image).mean((1, 2)))
@@ -161,7 +160,7 @@ def test_saturation_and_hue_leave_the_brightness(change: dict[str, float]) -> No
 
 
 @pytest.mark.parametrize(("size", "width"), [(16, 8), (100, 64)])
-def test_the_network_is_made_for_any_size_and_gives_one_face_what_it_gives_a_batch(size: int, width: int) -> None:
+def test_a_network_of_any_size_gives_one_face_what_a_batch_gets(size: int, width: int) -> None:
     torch.manual_seed(0)
     model = PoseNet(width, size, 0.5).eval()
     images = noise(3, size).image
@@ -169,11 +168,6 @@ def test_the_network_is_made_for_any_size_and_gives_one_face_what_it_gives_a_bat
     assert together.shape == (3, 3, BINS)
     torch.testing.assert_close(together, torch.cat([model(image[None]) for image in images]), rtol=1e-4, atol=1e-4)
     assert len(blocks(HeadPose(), model)) == math.ceil(math.log2(size)) - 2
-
-
-def test_hidden_size_is_the_width_of_the_network() -> None:
-    counts = [sum(p.numel() for p in HeadPose().model(config(hidden_size=n)).parameters()) for n in (64, 128)]
-    assert 2 < counts[1] / counts[0] < 4
 
 
 def test_loss_of_an_angle_at_the_limit_is_finite(resident: Resident) -> None:
@@ -202,36 +196,6 @@ def test_splits_share_no_face_and_are_the_same_for_every_seed(resident: Resident
     assert not {f.image for f in found[0]["train"]} & {f.image for f in found[0]["val"]}
     baseline = resident.workload.baselines(config())["mean pose"]["mae"]  # type: ignore[attr-defined]
     assert 10 < baseline < 35
-
-
-def trained(resident: Resident, **knobs: Any) -> tuple[Tensor, Mapping[str, float]]:
-    """Returns every weight, in one vector, and what the network scores, after three epochs."""
-    state = prepare(resident, config(**knobs), Plan(samples=48, milestones=(48,)))
-    values = next(e.values for e in list(train(state)) if isinstance(e, Evaluation))
-    return torch.cat([p.detach().flatten() for p in state.model.parameters()]), values
-
-
-@pytest.fixture(scope="module")
-def plainly_trained(resident: Resident) -> tuple[Tensor, Mapping[str, float]]:
-    return trained(resident)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"micro_batch_size": 3},
-        {"ram_cache": True, "inplace_augmentation": True},
-        {"device_augmentation": True, "channels_last": True, "activation_checkpointing": True},
-    ],
-    ids=str,
-)
-def test_system_knobs_do_not_change_what_is_learned(
-    resident: Resident, plainly_trained: tuple[Tensor, Mapping[str, float]], change: dict[str, Any]
-) -> None:
-    (before, values), (after, changed) = plainly_trained, trained(resident, **change)
-    # AdamW divides by the gradient's own size, so what differs in the last bits of a gradient near 0 moves a weight.
-    assert (before - after).abs().max() < 1e-4
-    assert values == pytest.approx(changed, rel=1e-3)
 
 
 def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:

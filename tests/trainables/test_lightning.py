@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.trainables.test_framework_loops import knobs_of, session_of
-from trainables import own_loop
+from trainables import training
 from trainables.plan import Plan
 from trainables.workload import WorkloadError
+from tuning.workers.session import Session
 
 pytest.importorskip("pytorch_lightning")
 KNOBS = knobs_of("lightning")
@@ -23,11 +24,7 @@ ENDLESS = """class Endless(torch.utils.data.IterableDataset):
 
 class Data("""
 FIT = 'trainer.fit(Net(run["learning_rate"]), Data(**run.loader()))'
-OWN_FIT = """net = Net(run["learning_rate"])
-    net.loader = run.loader()
-    trainer.fit(net)"""
-
-OWN_DATA = """class Net(LightningModule):
+NET = """class Net(LightningModule):
     def setup(self, stage):
         self.data = TRAIN
 
@@ -37,6 +34,11 @@ OWN_DATA = """class Net(LightningModule):
     def val_dataloader(self):
         return DataLoader(VAL, batch_size=256)
 """
+OWN_DATA = (
+    ("class Net(LightningModule):\n", NET),
+    (FIT, 'net = Net(run["learning_rate"])\n    net.loader = run.loader()\n    trainer.fit(net)'),
+)
+WITHOUT_LENGTH = ("DataLoader(TRAIN, shuffle=True, ", "DataLoader(Endless(), "), ("class Data(", ENDLESS)
 
 
 @pytest.fixture
@@ -53,42 +55,9 @@ def test_what_the_micro_batch_changes_is_seen(changed: Any) -> None:
         assert (list(seen["changed"]), seen["message"]) == (found, "")
 
 
-def test_a_horizon_within_a_batch_and_passes_of_odd_length(changed: Any) -> None:
-    session = changed(("moons(1024, 1)", "moons(100, 1)"))
-    found = session.train(KNOBS, Plan(250, (250,)), 0)
-    assert (found["outcome"], found["samples"]) == ("ok", 264), found["message"]  # whole micro-batches
-    assert found["spans"]["steps"] == 9  # behind the first, of passes of four steps
-    found = session.train(KNOBS, Plan(216, (216,)), 0)
-    assert (found["outcome"], found["samples"]) == ("ok", 232), "its last batch is whole"
-
-
-def test_a_batch_has_the_samples_that_were_drawn(changed: Any) -> None:
-    session = changed(
-        (
-            "DataLoader(TRAIN, shuffle=True, **",
-            "DataLoader(TRAIN, shuffle=True, collate_fn=lambda b: tuple(zip(*b)), **",
-        ),
-        ("points, labels = batch\n        return nn", "points, labels = map(torch.stack, batch)\n        return nn"),
-    )
-    found = session.train(KNOBS, Plan(1024, (1024,)), 0)
-    assert (found["outcome"], found["samples"]) == ("ok", 1024), found["message"]
-    assert (found["active"]["batch_size"], found["spans"]["steps"]) == (32, 31)
-
-
-def test_a_schedule_ends_with_the_run(changed: Any) -> None:
-    cosine = ("OneCycleLR(optimizer, self.learning_rate, total_steps=steps)", "CosineAnnealingLR(optimizer, steps)")
-    session = changed(("moons(1024, 1)", "moons(100, 1)"), cosine)
-    resident = session.resident
-    assert isinstance(resident, own_loop.OwnResident)
-    state = own_loop.prepare(resident, session.config(KNOBS), Plan(300, (300,)))
-    list(own_loop.train(state))
-    assert state.optimizer is not None
-    assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (300, pytest.approx(0.0, abs=1e-9))
-
-
-SMALLER = ("moons(1024, 1)", "moons(256, 1)")
-"""Passes of 8 steps."""
-BY_PASSES = (
+ODD, SMALLER = ("moons(1024, 1)", "moons(100, 1)"), ("moons(1024, 1)", "moons(256, 1)")
+"""Epochs of 4 steps, the last of them shorter; epochs of 8 steps."""
+BY_EPOCHS = (
     ("OneCycleLR(optimizer, self.learning_rate, total_steps=steps)", "CosineAnnealingLR(optimizer, steps)"),
     ("self.trainer.estimated_stepping_batches", "self.trainer.max_epochs"),
     ('"interval": "step"', '"interval": "epoch"'),
@@ -96,40 +65,21 @@ BY_PASSES = (
 """A schedule as it is usual."""
 
 
-@pytest.mark.parametrize("has_own", [False, True])
+@pytest.mark.parametrize("changes", [BY_EPOCHS, (*BY_EPOCHS, *OWN_DATA)], ids=["", "own data"])
 @pytest.mark.parametrize(("samples", "left"), [(1024, 0.0), (896, 0.01 * (1 - math.cos(math.pi / 4)) / 2)])
-def test_a_schedule_by_passes_ends_with_the_run(changed: Any, has_own: bool, samples: int, left: float) -> None:
-    own = (("class Net(LightningModule):\n", OWN_DATA), (FIT, OWN_FIT)) if has_own else ()
-    session = changed(SMALLER, *BY_PASSES, *own)
-    state = own_loop.prepare(session.resident, session.config(KNOBS), Plan(samples, (samples,)))
-    list(own_loop.train(state))
-    assert state.optimizer is not None
-    assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (samples, pytest.approx(left, abs=1e-9))
+def test_a_schedule_by_epochs_ends_with_the_run(changed: Any, changes: Any, samples: int, left: float) -> None:
+    assert trained(changed(SMALLER, *changes), samples) == (samples, pytest.approx(left, abs=1e-9))
 
 
-IN_SETUP = (
-    ("self.trainer.estimated_stepping_batches", "self.total"),
-    (
-        "class Net(LightningModule):\n",
-        """class Net(LightningModule):
-    def setup(self, stage):
-        self.total = int(self.trainer.estimated_stepping_batches)
-
-""",
-    ),
-)
+def test_a_schedule_by_steps_ends_with_the_run(changed: Any) -> None:
+    assert trained(changed(ODD, BY_EPOCHS[0]), 300) == (300, pytest.approx(0.0, abs=1e-9))
 
 
-def test_the_length_is_known_in_the_modules_setup_where_the_data_are_not_its_own(changed: Any) -> None:
-    found = changed(*IN_SETUP).train(KNOBS, Plan(2048, (2048,)), 0)  # torch raises where a cycle has too few steps
-    assert (found["outcome"], found["samples"]) == ("ok", 2048), found["message"]
-
-
-@pytest.mark.parametrize("by", [BY_PASSES, ()], ids=["passes", "steps"])
-def test_a_pass_that_is_shorter_than_was_said_ends_no_run(changed: Any, by: Any) -> None:
-    session = changed(SMALLER, *by, ("trainer_kwargs(run)", "trainer_kwargs(run, pass_samples=512)"))
-    found = session.train(KNOBS, Plan(1024, (1024,)), 0)
-    assert (found["outcome"], found["samples"], found.get("has_ended")) == ("ok", 1024, None), found["message"]
+def trained(session: Session, samples: int) -> tuple[int, float]:
+    """Returns the samples of a whole training, and the learning rate at its end."""
+    state = session.prepared(KNOBS, Plan(samples, (samples,)), 0)
+    list(training.train(state))
+    return state.samples, state.optimizer.param_groups[0]["lr"]
 
 
 NOTED = """class Noted(torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -144,7 +94,7 @@ class Data("""
 
 
 @pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric:RuntimeWarning")
-def test_a_schedule_on_a_plateau_moves_where_a_report_was_due_and_ends_no_probe(changed: Any) -> None:
+def test_a_plateau_schedule_moves_with_reports_and_ends_no_probe(changed: Any) -> None:
     session = changed(
         SMALLER,
         ("class Data(", NOTED),
@@ -163,23 +113,57 @@ def test_a_schedule_on_a_plateau_moves_where_a_report_was_due_and_ends_no_probe(
     assert 1 <= len(seen) <= 2, "of four passes"
 
 
-def test_manual_optimisation_steps_by_its_own_lines(changed: Any) -> None:
-    own = """
+TUPLES = (
+    ("DataLoader(TRAIN, shuffle=True, **", "DataLoader(TRAIN, shuffle=True, collate_fn=lambda b: tuple(zip(*b)), **"),
+    ("points, labels = batch\n        return nn", "points, labels = map(torch.stack, batch)\n        return nn"),
+)
+SETUP = """class Net(LightningModule):
+    def setup(self, stage):
+        self.total = int(self.trainer.estimated_stepping_batches)
+
+"""
+IN_SETUP = ("self.trainer.estimated_stepping_batches", "self.total"), ("class Net(LightningModule):\n", SETUP)
+MANUAL_STEP = """
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(nn.functional.cross_entropy(self(points), labels))
         optimizer.step()
 """
-    session = changed(
-        ("        return nn.functional.cross_entropy(self(points), labels)\n", own),
-        (
-            "        super().__init__()\n        self.learning",
-            "        super().__init__()\n        self.automatic_optimization = False\n        self.learning",
-        ),
-        ("**run.loader()", 'batch_size=run["batch_size"]'),
-    )
-    found = session.train(KNOBS, Plan(1024, (1024,)), 0)
-    assert (found["outcome"], found["spans"]["steps"]) == ("ok", 31), found["message"]  # the first is watched
+INIT = "        super().__init__()\n"
+MANUAL = (
+    ("        return nn.functional.cross_entropy(self(points), labels)\n", MANUAL_STEP),
+    (f"{INIT}        self.learning", f"{INIT}        self.automatic_optimization = False\n        self.learning"),
+    ("**run.loader()", 'batch_size=run["batch_size"]'),
+)
+GIVEN = ("Data(**run.loader())", "DataLoader(TRAIN, shuffle=True, **run.loader()), DataLoader(VAL, batch_size=256)")
+
+
+def epochs_of(samples: int) -> tuple[str, str]:
+    return "trainer_kwargs(run)", f"trainer_kwargs(run, pass_samples={samples})"
+
+
+@pytest.mark.parametrize(
+    ("changes", "milestones", "samples", "steps"),
+    [
+        pytest.param((ODD,), (250,), 264, 9, id="a horizon within a batch: whole micro-batches"),
+        pytest.param((ODD,), (216,), 232, None, id="the last batch is whole"),
+        pytest.param(TUPLES, (1024,), 1024, 31, id="a batch of tuples"),
+        pytest.param(IN_SETUP, (2048,), 2048, None, id="the length asked for in setup"),
+        pytest.param((SMALLER, *BY_EPOCHS, epochs_of(512)), (1024,), 1024, None, id="shorter epochs than was said"),
+        pytest.param((SMALLER, epochs_of(512)), (1024,), 1024, None, id="the same, by steps"),
+        pytest.param((*WITHOUT_LENGTH, epochs_of(1024)), (512, 1536), 1536, None, id="data without a length"),
+        pytest.param((GIVEN,), (512, 1536), 1536, None, id="data given to fit"),
+        pytest.param((ODD, *OWN_DATA), (300,), 300, 11, id="a module with its own data"),
+        pytest.param(MANUAL, (1024,), 1024, 31, id="manual optimisation"),
+    ],
+)
+def test_a_run_has_its_samples_and_steps(
+    changed: Any, changes: Any, milestones: tuple[int, ...], samples: int, steps: int | None
+) -> None:
+    """Steps are those after the first, which is watched. Torch raises if a one-cycle schedule has too few steps."""
+    found = changed(*changes).train(KNOBS, Plan(milestones[-1], milestones), 0)
+    assert (found["outcome"], found["samples"], found.get("has_ended")) == ("ok", samples, None), found["message"]
+    assert steps in (None, found["spans"]["steps"])
 
 
 def callback(name: str) -> tuple[tuple[str, str], ...]:
@@ -191,49 +175,18 @@ def callback(name: str) -> tuple[tuple[str, str], ...]:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ((('self.log("accuracy"', 'self.log("right"'),), r"validation logged \['right'\], without accuracy"),
-        (
-            (("def validation_step", "def unused_step"), ("def val_dataloader", "def unused")),
-            "no validation that logs accuracy",
-        ),
+        ((('self.log("accuracy"', 'self.log("right"'),), r"logged \['right'\], without accuracy"),
+        ((("def validation_step", "def unused_step"), ("def val_dataloader", "def unused")), "no validation that logs"),
         ((("trainer_kwargs(run)", "trainer_kwargs(run, max_epochs=3)"),), r"max_epochs=3\): run sets it"),
-        (callback("ModelCheckpoint"), r"callbacks=\[ModelCheckpoint\(.*needs enable_checkpointing, which is off"),
-        (callback("LearningRateMonitor"), r"callbacks=\[LearningRateMonitor\(.*trainer_kwargs\(run, logger=True\)"),
-        (callback("TQDMProgressBar"), r"needs enable_progress_bar, which is off"),
-        ((("DataLoader(TRAIN, shuffle=True, ", "DataLoader(Endless(), "), ("class Data(", ENDLESS)), "pass_samples=N"),
+        (callback("ModelCheckpoint"), r"callbacks=\[ModelCheckpoint\(.*needs enable_checkpointing"),
+        (callback("LearningRateMonitor"), r"callbacks=\[LearningRateMonitor\(.*logger=True"),
+        (callback("TQDMProgressBar"), r"needs enable_progress_bar"),
+        (WITHOUT_LENGTH, "pass_samples=N"),
     ],
 )
 def test_what_a_module_gets_wrong_is_said(changed: Any, changes: Any, says: str) -> None:
     with pytest.raises(WorkloadError, match=says):
         changed(*changes).describe(KNOBS)
-
-
-def test_data_without_a_length(changed: Any) -> None:
-    session = changed(
-        ("DataLoader(TRAIN, shuffle=True, ", "DataLoader(Endless(), "),
-        ("class Data(", ENDLESS),
-        ("trainer_kwargs(run)", "trainer_kwargs(run, pass_samples=1024)"),
-    )
-    found = session.train(KNOBS, Plan(1536, (512, 1536)), 0)
-    assert (found["outcome"], found["samples"]) == ("ok", 1536), found["message"]
-
-
-LOADERS = "DataLoader(TRAIN, shuffle=True, **run.loader()), DataLoader(VAL, batch_size=256)"
-
-
-def test_data_that_are_given_to_fit(changed: Any) -> None:
-    found = changed(("Data(**run.loader())", LOADERS)).train(KNOBS, Plan(1536, (512, 1536)), 0)
-    assert (found["outcome"], found["samples"]) == ("ok", 1536), found["message"]
-
-
-def test_a_schedule_of_a_module_with_its_own_data_ends_with_the_run(changed: Any) -> None:
-    session = changed(
-        ("moons(1024, 1)", "moons(100, 1)"),
-        ("class Net(LightningModule):\n", OWN_DATA),
-        (FIT, OWN_FIT),
-    )
-    found = session.train(KNOBS, Plan(300, (300,)), 0)  # torch raises where a cycle has too few steps
-    assert (found["outcome"], found["samples"], found["spans"]["steps"]) == ("ok", 300, 11), found["message"]
 
 
 def test_what_is_ones_own_stays(changed: Any, tmp_path: Path) -> None:
@@ -247,17 +200,13 @@ def test_what_is_ones_own_stays(changed: Any, tmp_path: Path) -> None:
         ("trainer_kwargs(run)", own.replace("PLACE", repr(str(tmp_path / "kept")))),
         ("from torch import nn", "from pytorch_lightning.callbacks import ModelCheckpoint\nfrom torch import nn"),
     )
-    resident = session.resident
-    assert isinstance(resident, own_loop.OwnResident)
-    list(own_loop.train(own_loop.prepare(resident, session.config(KNOBS), Plan(1024, (1024,)))))  # as `train --from`
+    list(training.train(session.prepared(KNOBS, Plan(1024, (1024,)), 0)))  # as `train --from`
     assert (tmp_path / "kept" / "last.ckpt").exists()
 
 
-def test_a_loader_that_is_made_late_has_its_micro_batches_added_up(changed: Any) -> None:
-    lazy = OWN_DATA.replace("**self.loader", "**self.run.loader()")
-    fit = """net = Net(run["learning_rate"])
-    net.run = run
-    trainer.fit(net)"""
+def test_a_loader_that_is_made_late_accumulates(changed: Any) -> None:
+    lazy = NET.replace("**self.loader", "**self.run.loader()")
+    fit = 'net = Net(run["learning_rate"])\n    net.run = run\n    trainer.fit(net)'
     session = changed(("class Net(LightningModule):\n", lazy), (FIT, fit))
     found = session.probe(KNOBS, time_s=0.5)  # the first of its process, which is never begun again
     assert (found["outcome"], found["spans"]["micro_steps"]) == ("ok", 2 * found["spans"]["steps"]), found["message"]

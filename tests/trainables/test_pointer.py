@@ -13,11 +13,6 @@ from torch import Tensor, nn
 from tests.fakes import knobs_of
 from trainables import draws
 from trainables.data.tours import euclidean, solved
-from trainables.knobs import Knobs
-from trainables.loop import prepare, train
-from trainables.our_knobs import EVERY
-from trainables.plan import Plan
-from trainables.resident import Resident
 from trainables.workload import Config, Split, WorkloadError
 from trainables.workloads.pointer import (
     Instances,
@@ -74,7 +69,7 @@ def test_visited_nodes_cannot_be_pointed_at_and_all_others_can() -> None:
     assert (found[~visited].abs() < 1e3).all()
 
 
-def test_where_a_visited_node_lies_does_not_matter_but_for_the_start_and_the_current() -> None:
+def test_only_start_and_current_matter_of_the_visited_nodes() -> None:
     batch = batch_of(8)
     order = order_of(batch["rank"])[0]
     before = scores(network(), batch, batch["rank"], [4])[0, 0]
@@ -154,7 +149,7 @@ def augmented(batch: TourBatch, keys: Tensor | None = None, **knobs: Any) -> Tou
     """Returns the batch after augmentation; the tensors given stay as they are."""
     copies = {name: part.clone() for name, part in batch.items()}
     keys = draws.keys(0, 0, torch.arange(len(batch["rank"]))) if keys is None else keys
-    return PointerNet().augment(copies, keys, Config(Knobs.of(knobs, EVERY)), "")
+    return PointerNet().augment(copies, keys, Config(knobs_of(**knobs)), "")
 
 
 def edges(rank: Tensor) -> list[set[frozenset[int]]]:
@@ -210,43 +205,7 @@ class Mixed(PointerNet):
     """Instances of 5 to 7 nodes."""
 
     def dataset(self, config: Config, split: Split) -> Instances:
-        return instances(*[5, 6, 7, 7] * 8) if split == "train" else instances(*[5, 6, 7, 7] * 2, seed=1)
-
-
-@pytest.fixture(scope="module")
-def mixed() -> Config:
-    """With dropout off."""
-    return Config(knobs_of(hidden_size=16, dropout=0.0, batch_size=8, micro_batch_size=8, learning_rate=2e-3))
-
-
-def trained(config: Config) -> tuple[Tensor, Tensor]:
-    """Returns every weight, in one vector, before and after training."""
-    state = prepare(Resident(Mixed()), config, Plan(samples=64))
-    before = torch.cat([p.detach().flatten() for p in state.model.parameters()])
-    list(train(state))
-    return before, torch.cat([p.detach().flatten() for p in state.model.parameters()])
-
-
-@pytest.fixture(scope="module")
-def plainly_trained(mixed: Config) -> tuple[Tensor, Tensor]:
-    return trained(mixed)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"micro_batch_size": 3, "length_bucketing": True, "ram_cache": True, "inplace_augmentation": True},
-        {"device_augmentation": True, "activation_checkpointing": True, "sdpa_backend": "math"},
-    ],
-    ids=str,
-)
-def test_system_knobs_do_not_change_what_is_learned(
-    mixed: Config, plainly_trained: tuple[Tensor, Tensor], change: dict[str, Any]
-) -> None:
-    # Adam moves a weight by the learning rate however small its gradient is, so the same sums in another order can
-    # send single weights elsewhere (4e-5 apart under sdpa_backend=math); all together they must end where they did.
-    before, after = plainly_trained
-    assert (trained(mixed.with_knobs(**change))[1] - after).norm() < 1e-3 * (after - before).norm()
+        return instances(*[5, 6, 7, 7] * 2, seed=1)
 
 
 def test_it_learns_shortest_tours_by_heart() -> None:
@@ -261,10 +220,10 @@ def test_it_learns_shortest_tours_by_heart() -> None:
     assert workload.evaluate(model.eval(), [batch])["gap"] < min(0.005, before / 4)
 
 
-def test_baselines_are_the_nearest_node_and_the_mean_over_all_tours(mixed: Config) -> None:
+def test_baselines_are_the_nearest_node_and_the_mean_tour() -> None:
     workload = Mixed()
     nearest, chance = [], []
-    data = workload.dataset(mixed, "val")
+    data = workload.dataset(Config(), "val")
     for i in range(len(data)):
         distances, rank = data[i].distances, data[i].rank
         shortest = length_of(distances, order_of(rank[None])[0])
@@ -274,11 +233,11 @@ def test_baselines_are_the_nearest_node_and_the_mean_over_all_tours(mixed: Confi
         while len(order) < len(rank):
             order.append(min(set(range(len(rank))) - {*order}, key=lambda j: float(distances[order[-1], j])))
         nearest.append(length_of(distances, order) / shortest - 1)
-    found = workload.baselines(mixed)
+    found = workload.baselines(Config())
     assert found["nearest neighbour"]["gap"] == pytest.approx(sum(nearest) / len(nearest), rel=1e-4)
     assert found["random tour"]["gap"] == pytest.approx(sum(chance) / len(chance), rel=1e-4)
 
 
 def test_refuses_a_width_that_the_heads_do_not_divide() -> None:
-    with pytest.raises(WorkloadError, match=r"knobs\.hidden_size=50: expected a multiple of 4, the attention heads"):
+    with pytest.raises(WorkloadError, match=r"knobs\.hidden_size=50: expected a multiple of 4"):
         PointerNet().model(Config(knobs_of(hidden_size=50)))

@@ -66,7 +66,7 @@ def test_cudnns_timing_that_a_file_has_asked_for_is_kept(
     assert torch.backends.cudnn.benchmark is theirs
 
 
-def test_a_block_that_is_checkpointed_twice_is_what_it_was_behind_it() -> None:
+def test_a_block_checkpointed_twice_is_what_it_was_afterwards() -> None:
     block, own = nn.Linear(2, 2), nn.Linear(2, 2)
     theirs = own.forward = lambda x: x  # type: ignore[method-assign,assignment]  # as some libraries do
     with precision.checkpointed([block, own], True):

@@ -46,7 +46,7 @@ def host_batch(config: Config) -> batches.Keyed:
 
 @pytest.mark.parametrize("phase", ["encoder", "classifier"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_step_gives_what_it_gives_on_the_host_and_does_not_wait(
+def test_a_step_gives_what_the_host_gives_and_does_not_wait(
     config: Config, nothing_waits: None, phase: str, packed: bool
 ) -> None:
     workload, found = Signals(), []

@@ -70,15 +70,13 @@ def test_a_module_elsewhere_on_the_path_is_in_it(tmp_path: Path, monkeypatch: py
     assert hashes[0] != hashes[1]
 
 
-def test_a_file_that_cannot_be_parsed_and_a_module_that_is_not_there_are_passed_over(tmp_path: Path) -> None:
+def test_modules_that_cannot_be_parsed_or_found_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("def broken(")
     assert source_hash(written(tmp_path, "beside"))
     assert source_hash(written(tmp_path, "nowhere.at_all"))
 
 
-def test_a_package_of_the_users_counts_what_lies_above_the_file_and_what_is_installed_elsewhere_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_package_counts_and_an_installed_name_does_not(tmp_path: Path) -> None:
     inner = tmp_path / "pack" / "inner"
     inner.mkdir(parents=True)
     for folder in (tmp_path / "pack", inner):

@@ -17,15 +17,19 @@ class Event:
     at: float
 
     def elapsed_time(self, later: Event) -> float:
-        """Returns milliseconds, as torch's events do."""
-        return 1000.0 * (later.at - self.at)
+        return 1000.0 * (later.at - self.at)  # milliseconds, as torch's events
 
 
-def test_on_cuda_a_step_is_what_the_device_took_since_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([Event(at) for at in (0.0, 0.5, 0.6, 2.0, 2.0, 2.1, 3.0, 3.5)])
-    monkeypatch.setattr(Stopwatch, "_record", lambda self: next(moments))
+def on_cuda(monkeypatch: pytest.MonkeyPatch, *moments: float) -> Stopwatch:
+    """Returns a stopwatch of a device on which each event takes place at the next of the moments."""
+    events = iter([Event(at) for at in moments])
+    monkeypatch.setattr(Stopwatch, "_record", lambda self: next(events))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    watch = Stopwatch(torch.device("cuda"), each_step=True)
+    return Stopwatch(torch.device("cuda"), each_step=True)
+
+
+def test_on_cuda_a_step_is_what_the_device_took_since_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = on_cuda(monkeypatch, 0.0, 0.5, 0.6, 2.0, 2.0, 2.1, 3.0, 3.5)
     for _ in range(2):
         watch.lap("data_wait")
         watch.lap("transfer")
@@ -39,11 +43,8 @@ def test_on_cuda_a_step_is_what_the_device_took_since_the_step_before(monkeypatc
 
 
 def test_on_cuda_a_pass_begins_for_as_long_as_the_device_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([Event(at) for at in (0.0, 0.0, 1.0, 1.0, 2.0, 2.7, 3.7)])  # the host waits from long before 2.0
-    monkeypatch.setattr(Stopwatch, "_record", lambda self: next(moments))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr("time.perf_counter", lambda: 0.0)
-    watch = Stopwatch(torch.device("cuda"), each_step=True)
+    watch = on_cuda(monkeypatch, 0.0, 0.0, 1.0, 1.0, 2.0, 2.7, 3.7)  # the host waits from long before 2.0
     for number in range(3):
         if number == 2:
             watch.next_pass()

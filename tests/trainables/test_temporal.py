@@ -17,7 +17,6 @@ from trainables.loop import Evaluation, prepare, train
 from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.stopwatch import Window
 from trainables.workload import Config, WorkloadError, blocks
 from trainables.workloads import temporal
 from trainables.workloads.temporal import BarBlock, Temporal
@@ -60,8 +59,7 @@ def config(options: dict[str, Any], seed: int = 0, **knobs: Any) -> Config:
 
 def logits(model: nn.Module, windows: Tensor) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model.eval()(windows)
-    return found
+        return model.eval()(windows)
 
 
 def test_the_default_data_is_real_and_splits_by_time() -> None:
@@ -92,11 +90,11 @@ def test_frames_follow_the_data_unless_they_are_given(tmp_path: Path, options: d
     assert [f.name for f in workload.frames(config(options))] == ["1h", "4h", "1D"]
     daily = str(bars_file(tmp_path / "daily.csv", 900, "24h"))
     assert [f.name for f in workload.frames(config({"data": daily}))] == ["1D", "1W", "1M"]
-    with pytest.raises(WorkloadError, match=r"timeframes=4h:6: its shortest, 4h, is shorter than .* bars of 24 h"):
+    with pytest.raises(WorkloadError, match=r"timeframes=4h:6: .*4h.* bars of 24 h"):
         workload.frames(config({"data": daily, "timeframes": "4h:6"}))
-    with pytest.raises(WorkloadError, match=r"workload\.timeframes: 'hourly': expected frame:window"):
+    with pytest.raises(WorkloadError, match=r"workload\.timeframes: 'hourly'"):
         workload.frames(config({"data": daily, "timeframes": "hourly"}))
-    with pytest.raises(DataError, match=r"short: found 30 bars, with nothing to train on"):
+    with pytest.raises(DataError, match="short: found 30 bars"):
         workload.frames(config({"data": str(bars_file(tmp_path / "short.csv", 30))}))
 
 
@@ -124,23 +122,15 @@ def test_a_sample_is_judged_alone_and_by_every_frame(options: dict[str, Any], ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_width_is_the_knobs_and_blocks_can_be_recomputed(
-    options: dict[str, Any], resident: Resident, kind: str
-) -> None:
-    sizes = {}
-    for hidden in (16, 32):
-        model = Temporal().model(config(options, architecture=kind, hidden_size=hidden))
-        sizes[hidden] = sum(p.numel() for p in model.parameters())
-        assert len(blocks(resident.workload, model)) == (3 if kind == "lstm" else 2)
-    assert sizes[16] < sizes[32]
+def test_blocks_can_be_recomputed(options: dict[str, Any], resident: Resident, kind: str) -> None:
     weights = []
     for recompute in (False, True):
-        state = prepare(
-            resident, config(options, architecture=kind, activation_checkpointing=recompute), Plan(samples=64)
-        )
+        asked = config(options, architecture=kind, activation_checkpointing=recompute)
+        state = prepare(resident, asked, Plan(samples=64))
         list(train(state))
         weights.append([p.detach().clone() for p in state.model.parameters()])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*weights, strict=True))
+    assert len(blocks(resident.workload, state.model)) == (3 if kind == "lstm" else 2)
 
 
 def test_a_transformer_has_whole_heads(options: dict[str, Any]) -> None:
@@ -153,16 +143,6 @@ def test_attention_alone_does_not_know_the_order_of_bars() -> None:
     block, hidden = BarBlock(32, dropout=0.0).eval(), torch.randn(2, 6, 32)
     order = torch.randperm(6)
     assert torch.allclose(block(hidden[:, order]), block(hidden)[:, order], atol=1e-6)
-
-
-def test_half_precision_learns_much_the_same(options: dict[str, Any], resident: Resident) -> None:
-    losses = []
-    for dtype in ("fp32", "bf16"):
-        asked = config(options, architecture="transformer", amp_dtype=dtype)
-        state = prepare(resident, asked, Plan(samples=128))
-        losses.append([event.loss for event in train(state) if isinstance(event, Window)][-1])
-    assert losses[0] != losses[1]
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_rules_are_named_and_know_their_data(options: dict[str, Any], tmp_path: Path) -> None:

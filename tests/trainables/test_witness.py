@@ -36,7 +36,6 @@ class Mixed(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns shape (batch,)."""
         states: Tensor = self.image(images).flatten(2).transpose(1, 2)
         for block in self.blocks:
             states = block(states)
@@ -52,7 +51,6 @@ class Attention(nn.Module):
         self.qkv, self.dropout = nn.Linear(width, 3 * width, bias=False), nn.Dropout(dropout)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Returns the shape it is given."""
         q, k, v = self.qkv(states).unsqueeze(1).chunk(3, dim=-1)
         return self.dropout(F.scaled_dot_product_attention(q, k, v).squeeze(1))  # type: ignore[no-any-return]
 
@@ -75,19 +73,15 @@ class Pictures:
     default_space: ClassVar[dict[str, Any]] = {}
 
     def model(self, config: Config) -> nn.Module:
-        """Returns the model of all kernels."""
         return Mixed(config.knobs)
 
     def dataset(self, config: Config, split: Split) -> Images:
-        """Returns 16 images."""
         return Images()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Returns the mean squared error."""
         return (model(batch[0]).float() - batch[1]).square().mean()
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """Returns nothing of interest."""
         return {"error": 0.0}
 
 
@@ -98,7 +92,6 @@ def active(workload: Workload, device: str = "cpu", **knobs: object) -> dict[str
     """Returns what the first step of a run of two steps was seen to run."""
     config = Config(Knobs.of({**SMALL, **knobs}, EVERY), device=device)
     state = prepare(Resident(workload), config, Plan(samples=2 * config.knobs.batch_size, window_s=0.0))
-    assert state.active == {}
     list(train(state))
     assert state.witness is None
     assert json.loads(json.dumps(state.active)) == state.active
@@ -108,20 +101,6 @@ def active(workload: Workload, device: str = "cpu", **knobs: object) -> dict[str
 @functools.cache
 def plain() -> dict[str, Any]:
     return active(Pictures())
-
-
-def test_batches_are_those_that_were_asked_for() -> None:
-    found = active(Pictures(), batch_size=8, micro_batch_size=2)
-    assert (found["batch_size"], found["micro_batch_size"]) == (8, 2)
-    assert active(Pictures(), batch_size=32)["batch_size"] == 16  # there are no more
-
-
-def test_the_type_of_autocast_is_the_type_of_the_products() -> None:
-    low = active(Pictures(), amp_dtype="bf16")
-    assert plain()["matmul_dtypes"] == plain()["conv_dtypes"] == ["float32"]
-    assert low["matmul_dtypes"][0] == "bfloat16"
-    assert low["conv_dtypes"] == ["bfloat16"]
-    assert "float16" in active(Pictures(), amp_dtype="fp16")["matmul_dtypes"]
 
 
 @pytest.mark.parametrize(("asked", "seen"), [("flash", "flash"), ("math", "math"), ("efficient", "math")])
@@ -144,7 +123,7 @@ def test_a_knob_shows_in_what_the_first_step_ran(asked: dict[str, object], fact:
     assert (plain()[fact], active(Pictures(), **asked)[fact]) == (plainly, then)
 
 
-def test_eight_bit_moments_are_seen_where_a_tensor_is_large_enough_for_them() -> None:
+def test_eight_bit_moments_are_seen_if_a_tensor_is_large_enough() -> None:
     pytest.importorskip("bitsandbytes")
     large, small = (active(Pictures(), optimizer="adamw8bit", hidden_size=width) for width in (64, 8))
     assert plain()["optimizer_state_dtypes"] == ["float32"]
@@ -153,18 +132,42 @@ def test_eight_bit_moments_are_seen_where_a_tensor_is_large_enough_for_them() ->
     assert large["optimizer_ops"][0].startswith("bitsandbytes.optimizer_update")
 
 
-def test_a_checkpointed_block_is_computed_twice() -> None:
-    assert plain()["recomputed_frac"] == 0
+def test_the_products_of_autocast_and_recomputation_are_seen() -> None:
+    assert active(Pictures(), amp_dtype="bf16")["matmul_dtypes"][0] == "bfloat16"
+    assert "float16" in active(Pictures(), amp_dtype="fp16")["matmul_dtypes"]
     assert 0 < active(Pictures(), activation_checkpointing=True)["recomputed_frac"] <= 1
-    # A block of one operator is not: what its backward pass needs is known before the operator runs again.
-    assert active(Sums(), activation_checkpointing=True)["recomputed_frac"] == 0
+    assert "augmented_on" not in active(Sums())
 
 
-def test_workers_live_and_last() -> None:
-    found = active(Sums(), num_workers=2, prefetch_factor=3, persistent_workers=True)
-    assert (found["workers"], found["prefetch_factor"], found["persistent_workers"]) == (2, 3, True)
-    assert active(Sums(), num_workers=1)["persistent_workers"] is False
-    assert active(Sums())["workers"] == 0
+WORKERS = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": True}
+
+
+@pytest.mark.parametrize(
+    ("workload", "asked", "facts"),
+    [
+        (Pictures, {"micro_batch_size": 2}, {"batch_size": 8, "micro_batch_size": 2}),
+        (Pictures, {"batch_size": 32}, {"batch_size": 16}),  # there are no more
+        (Pictures, {}, {"matmul_dtypes": ["float32"], "conv_dtypes": ["float32"], "recomputed_frac": 0}),
+        (Pictures, {"amp_dtype": "bf16"}, {"conv_dtypes": ["bfloat16"]}),
+        (Pictures, {"weight_decay": 0.25}, {"weight_decays": [0.25]}),
+        # What the backward pass of a block of one operator needs is known before the operator runs again.
+        (Sums, {"activation_checkpointing": True}, {"recomputed_frac": 0, "workers": 0}),
+        (Sums, WORKERS, {"workers": 2, "prefetch_factor": 3, "persistent_workers": True}),
+        (Sums, {"num_workers": 1}, {"persistent_workers": False}),
+        (Sums, {"batch_size": 32}, {"sorted_by_length": False}),
+        (Sums, {"batch_size": 32, "length_bucketing": True}, {"sorted_by_length": True}),
+        (Noisy, {}, {"augmented_on": "loader"}),
+        (Noisy, {"num_workers": 1}, {"augmented_on": "loader"}),
+        (Noisy, {"device_augmentation": True}, {"augmented_on": "cpu"}),
+        (Noisy, {"encoder_frac": 0.25}, {"phases": {"first": 0.25, "second": 0.75}}),
+    ],
+    ids=str,
+)
+def test_facts_of_the_first_step_are_those_asked_for(
+    workload: Any, asked: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    found = active(workload(), **asked)
+    assert {name: found[name] for name in facts} == facts
 
 
 def test_a_cache_in_ram_reads_every_sample_once() -> None:
@@ -189,26 +192,8 @@ def test_a_cache_in_ram_reads_every_sample_once() -> None:
     assert reads == {False: 192, True: 64}  # three epochs
 
 
-def test_bucketing_sorts_a_batch() -> None:
-    apart, sorted_ = (active(Sums(), batch_size=32, micro_batch_size=4, length_bucketing=on) for on in (False, True))
-    assert (apart["sorted_by_length"], sorted_["sorted_by_length"]) == (False, True)
-
-
-def test_augmentation_is_seen_where_it_ran() -> None:
-    for on_device in (False, True):
-        found = active(Noisy(), device_augmentation=on_device)
-        assert found["augmented_on"] == ("cpu" if on_device else "loader")
-    assert active(Noisy(), num_workers=1)["augmented_on"] == "loader"
-    assert "augmented_on" not in active(Sums())
-
-
-def test_phases_and_decays_are_those_of_the_run() -> None:
-    assert active(Noisy(), encoder_frac=0.25)["phases"] == {"first": 0.25, "second": 0.75}
-    assert active(Pictures(), weight_decay=0.25)["weight_decays"] == [0.25]
-
-
 @pytest.mark.slow
-def test_a_compiled_run_is_warm_after_its_second_step_and_was_compiled() -> None:
+def test_a_compiled_run_is_warm_after_its_second_step() -> None:
     config = Config(Knobs.of({**SMALL, "compile": "default"}, EVERY))
     state = prepare(Resident(Sums()), config, Plan(samples=64, window_s=0.0))
     windows = [w for w in train(state) if isinstance(w, Window)]
@@ -216,7 +201,7 @@ def test_a_compiled_run_is_warm_after_its_second_step_and_was_compiled() -> None
     assert state.active["compiled_graphs"] >= 1
 
 
-def test_a_cap_on_the_cpu_keeps_a_run_from_being_compiled_and_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capped_run_on_the_cpu_is_seen_not_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = functools.partial(torch.compile, backend="aot_eager")  # inductor takes 13 s before its first kernel
     monkeypatch.setattr(torch, "compile", quick)
     compiled = {}
@@ -228,7 +213,7 @@ def test_a_cap_on_the_cpu_keeps_a_run_from_being_compiled_and_that_is_seen(monke
     assert compiled == {None: True, 1 << 40: False}
 
 
-def test_watching_changes_neither_what_is_learned_nor_the_bytes_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_changes_neither_weights_nor_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained() -> tuple[list[Tensor], int]:
         state = prepare(Resident(Pictures()), Config(Knobs.of({**SMALL, "dropout": 0.2}, EVERY)), Plan(samples=32))
         list(train(state))
@@ -252,12 +237,7 @@ def weights(device: str = "cpu", **knobs: object) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"channels_last": True},
-        {"activation_checkpointing": True},
-        {"sdpa_backend": "math"},
-        {"sdpa_backend": "flash"},
-    ],
+    [{"channels_last": True}, {"activation_checkpointing": True}, {"sdpa_backend": "math"}, {"sdpa_backend": "flash"}],
     ids=str,
 )
 def test_kernels_chosen_by_system_knobs_learn_the_same(change: dict[str, object]) -> None:
@@ -308,7 +288,7 @@ def test_system_knobs_of_a_card_learn_the_same(change: dict[str, object]) -> Non
 
 
 @pytest.mark.gpu
-def test_memory_kept_by_the_allocator_is_handed_back_before_a_run() -> None:
+def test_memory_of_the_allocator_is_handed_back_before_a_run() -> None:
     for released in (False, True):
         torch.empty(1 << 26, device="cuda")  # 256 MB, dropped at once and kept by the allocator
         config = Config(Knobs.of({**SMALL, "empty_cache": released}, EVERY), device="cuda")
@@ -333,7 +313,7 @@ def test_flags_of_a_card_are_those_inside_the_step(knob: str) -> None:
 
 
 @pytest.mark.gpu
-def test_recomputation_and_kernels_are_seen_in_the_threads_of_a_cards_backward_pass() -> None:
+def test_kernels_are_seen_in_the_threads_of_a_backward_pass() -> None:
     found = active(Pictures(), "cuda", activation_checkpointing=True, amp_dtype="bf16", sdpa_backend="flash")
     assert 0 < found["recomputed_frac"] <= 1
     assert list(found["attention"]) == ["flash"]

@@ -129,7 +129,7 @@ def test_training_lowers_the_loss(resident: Resident, config: Config) -> None:
     assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4
 
 
-def test_evaluation_returns_its_objectives_whatever_the_batch_size(resident: Resident, config: Config) -> None:
+def test_evaluation_is_the_same_whatever_the_batch_size(resident: Resident, config: Config) -> None:
     """A mean over batches needs weights: the last of the larger ones has one sample, where the split is small."""
     found = []
     for size in (1, min(64, size_of(resident.dataset(config, "val")) - 1)):

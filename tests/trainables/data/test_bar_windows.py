@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from trainables.data.bar_windows import BarWindows, decisions, parts, scaled, split_at, windows
 from trainables.data.errors import DataError
 from trainables.data.timeframes import (
-    BAR_FEATURES,
     HOUR_US,
     Bars,
     Timeframe,
@@ -61,17 +60,15 @@ def test_a_bar_ends_where_the_calendar_says(frame: str, close: tuple[int, ...], 
     assert parse(frame)[0].end_us(np.array([utc(*close)])).tolist() == [utc(*end)]
 
 
-def test_timeframes_are_read_in_any_order_and_refused_by_item() -> None:
+def test_timeframes_are_read_in_any_order() -> None:
     assert parse("1D:2, 4h:4  1h:5") == FRAMES == (Timeframe(1, "h", 5), Timeframe(4, "h", 4), Timeframe(1, "D", 2))
     assert [frame.name for frame in FRAMES] == ["1h", "4h", "1D"]
-    for text, message in {
-        "1h": "'1h': expected frame:window, such as 15min:32",
-        "1h:0": "'1h:0': expected",
-        "": "'': expected",
-        "24h:3 1D:3": "'24h:3 1D:3' has one frame twice",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            parse(text)
+
+
+@pytest.mark.parametrize("text", ["1h", "1h:0", "", "24h:3 1D:3"])
+def test_timeframes_are_refused_by_item(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}'"):
+        parse(text)
 
 
 @pytest.mark.parametrize("frame", ["90min:1", "1W:1", "1M:1"])
@@ -148,7 +145,6 @@ def test_volatility_and_labels_by_hand() -> None:
 def test_features_by_hand() -> None:
     bars = Bars(np.array([0, 1]), np.array([[1.0, 2.0, 1.0, 2.0, 9.0], [2.0, 8.0, 2.0, 4.0, np.e - 1.0]]))
     assert features(bars) == pytest.approx(np.array([[np.log(2), np.log(4), np.log(2), 1.0]]))
-    assert len(BAR_FEATURES) == 4
 
 
 @pytest.mark.parametrize(("val_frac", "horizon"), [(0.1, 12), (0.3, 1), (0.5, 5)])
@@ -164,7 +160,7 @@ def test_no_training_label_reaches_the_validation_part(val_frac: float, horizon:
     assert len(val.labels) / (purged + len(train.labels) + len(val.labels)) == pytest.approx(val_frac, abs=0.01)
 
 
-def test_bars_that_close_after_the_split_change_nothing_of_the_training_part() -> None:
+def test_bars_after_the_split_change_no_training_window() -> None:
     bars, other = walk(1500, 1), walk(1500, 2).values * 5.0
     made = decisions(FRAMES, [resample(bars, f) for f in FRAMES], "volatility", 12)
     later = bars.close_us > split_at([made], 0.3)
@@ -196,9 +192,7 @@ def test_parts_hold_every_series_and_refuse_one_too_short() -> None:
         assert part.windows.dtype == np.float32
         assert np.isfinite(part.windows).all()
         assert set(part.labels.tolist()) == set(part.last_labels.tolist()) == {0, 1}
-    with pytest.raises(
-        DataError, match=r"b: found 20 bars, .* windows \(6 of 1h, 5 of 4h, 3 of 1D\).* leave the series"
-    ):
+    with pytest.raises(DataError, match=r"b: found 20 bars, .*\(6 of 1h, 5 of 4h, 3 of 1D\)"):
         parts({"a": walk(900, 1), "b": walk(20, 2)}, FRAMES, "volatility", 3, 0.3)
-    with pytest.raises(DataError, match="a: found 5 bars, with nothing to train on"):
+    with pytest.raises(DataError, match="a: found 5 bars"):
         parts({"a": walk(5)}, FRAMES, "volatility", 3, 0.3)

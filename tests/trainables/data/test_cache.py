@@ -62,7 +62,7 @@ def test_says_where_it_cannot_write(tmp_path: Path, home: Path) -> None:
         written_once("set-1", lambda folder: None)
 
 
-def test_what_is_kept_is_made_again_where_what_it_is_made_of_changes_or_it_is_damaged(home: Path) -> None:
+def test_a_kept_value_is_made_again_if_changed_or_damaged(home: Path) -> None:
     made: list[int] = []
 
     def make() -> list[int]:

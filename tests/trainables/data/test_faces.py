@@ -75,7 +75,7 @@ def write_biwi(root: Path, sequence: str, number: int, pose_deg: tuple[float, fl
     return path
 
 
-def test_300w_lp_reads_pitch_yaw_roll_in_radians_as_yaw_pitch_roll_in_degrees(tmp_path: Path) -> None:
+def test_300w_lp_radians_become_yaw_pitch_roll_in_degrees(tmp_path: Path) -> None:
     write_mat(tmp_path / "300W_LP" / "AFW" / "AFW_134212_1_0", (-41.5, 12.25, 7.0))
     (face,) = face_sets.read(tmp_path / "300W_LP")
     assert face.angles_deg == pytest.approx((-41.5, 12.25, 7.0), abs=1e-4)
@@ -95,22 +95,8 @@ def test_300w_lp_box_has_hopenets_margins_and_is_square(tmp_path: Path) -> None:
     assert wide.box[2] - wide.box[0] == wide.box[3] - wide.box[1]
 
 
-def test_300w_lp_mirrored_faces_have_the_mirrored_box_and_the_group_of_their_photograph(tmp_path: Path) -> None:
-    points = box_of_points(80, 120, 300, 320)
-    mirrored = points * [[-1], [1]] + [[450], [0]]
-    for view, yaw in enumerate((10, 30, 50)):
-        write_mat(tmp_path / "LFPW" / f"LFPW_image_test_0001_{view}", (yaw, 5, 3), pt2d=points)
-        write_mat(tmp_path / "LFPW_Flip" / f"LFPW_image_test_0001_{view}", (-yaw, 5, -3), pt2d=mirrored)
-    write_mat(tmp_path / "LFPW" / "LFPW_image_test_0002_0", (0, 0, 0))
-    faces = face_sets.read(tmp_path)
-    assert [f.group for f in faces].count("LFPW/LFPW_image_test_0001") == 6
-    left, top, right, bottom = faces[0].box
-    flipped = next(f for f in faces if f.image.parent.name == "LFPW_Flip")
-    assert flipped.box == pytest.approx((450 - right, top, 450 - left, bottom), abs=1)
-
-
 @pytest.mark.parametrize(
-    ("names", "photograph"),
+    ("names", "group"),
     [
         (("AFW/AFW_134212_1_0", "AFW/AFW_134212_2_3", "AFW_Flip/AFW_134212_1_11"), "AFW/AFW_134212"),
         (("IBUG/IBUG_image_014_01_2", "IBUG/IBUG_image_014_02_0"), "IBUG/IBUG_image_014"),
@@ -118,15 +104,13 @@ def test_300w_lp_mirrored_faces_have_the_mirrored_box_and_the_group_of_their_pho
     ],
     ids=["AFW", "IBUG", "LFPW"],
 )
-def test_300w_lp_all_faces_of_a_photograph_are_one_group(
-    tmp_path: Path, names: tuple[str, ...], photograph: str
-) -> None:
+def test_300w_lp_all_faces_of_a_photograph_are_one_group(tmp_path: Path, names: tuple[str, ...], group: str) -> None:
     for name in names:
         write_mat(tmp_path / name, (0, 0, 0))
-    assert {f.group for f in face_sets.read(tmp_path)} == {photograph}
+    assert {f.group for f in face_sets.read(tmp_path)} == {group}
 
 
-def test_300w_lp_leaves_out_landmark_files_and_heads_turned_beyond_99_degrees(tmp_path: Path) -> None:
+def test_300w_lp_leaves_out_landmarks_and_heads_beyond_99(tmp_path: Path) -> None:
     write_mat(tmp_path / "AFW" / "AFW_1_1_0", (98.9, 0, 0))
     write_mat(tmp_path / "AFW" / "AFW_1_1_1", (-99.5, 0, 0))
     write_mat(tmp_path / "AFW" / "AFW_1_1_2", (0, 110, 0))
@@ -143,7 +127,7 @@ def test_biwi_angles_are_those_the_matrix_was_made_of(tmp_path: Path, pose: tupl
     assert face.angles_deg == pytest.approx(pose, abs=1e-3)
 
 
-def test_biwi_box_is_around_the_head_s_centre_in_the_colour_image(tmp_path: Path) -> None:
+def test_biwi_box_is_around_the_head_in_the_colour_image(tmp_path: Path) -> None:
     write_biwi(tmp_path, "01", 3, (0, 0, 0))
     (face,) = face_sets.read(tmp_path)
     left, top, right, bottom = face.box
@@ -161,7 +145,7 @@ def test_biwi_sequences_of_one_person_are_one_group(tmp_path: Path) -> None:
     assert len(set(groups.values())) == 5
 
 
-def test_split_keeps_groups_together_and_depends_on_the_seed_alone() -> None:
+def test_a_split_keeps_groups_and_depends_on_the_seed_alone() -> None:
     faces = [
         Face(Path(f"{g}_{i}.jpg"), (0, 0, 1, 1), (0.0, 0.0, 0.0), f"g{g}") for g in range(20) for i in range(1 + g % 3)
     ]
@@ -171,7 +155,7 @@ def test_split_keeps_groups_together_and_depends_on_the_seed_alone() -> None:
     assert len({f.group for f in val}) == 4
     assert face_sets.split(faces, 0.2, seed=0) == (train, val) != face_sets.split(faces, 0.2, seed=1)
     assert len({f.group for f in face_sets.split(faces, 0.999, seed=0)[0]}) == 1
-    with pytest.raises(DataError, match=r"found faces of g0 alone; allowed: two groups to split, or val_data"):
+    with pytest.raises(DataError, match=r"found faces of g0 alone; .*val_data"):
         face_sets.split(faces[:1], 0.2, seed=0)
 
 
@@ -188,63 +172,57 @@ def test_pixels_scale_the_box_and_are_black_beyond_the_edge(tmp_path: Path) -> N
     assert pixels(Face(tmp_path / "grey.png", (0, 0, 40, 40), (0.0, 0.0, 0.0), ""), 8).shape == (8, 8, 3)
 
 
+MAT = b"MATLAB 7.3 MAT-file" + b" " * 105 + b"\x00\x02IM" + b"\x89HDF\r\n"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"Pose_Para": None},
-            r"A_0\.mat: Pose_Para: found no such field; allowed: numbers of shape \(1, 7\); try: docs",
-        ),
-        (
-            {"pt2d": np.full((2, 21), -1.0)},
-            r"A_0\.mat: pt2d: found float64 of shape \(2, 21\); .*\(2, 68\); try: docs/",
-        ),
-        ({"Pose_Para": np.zeros((1, 3))}, r"A_0\.mat: Pose_Para: found float64 of shape \(1, 3\); .* shape \(1, 7\)"),
-        ({"pt2d": "sixty-eight"}, r"A_0\.mat: pt2d: found <U11 of shape \(1,\); allowed: numbers"),
-        ({"Pose_Para": np.array([[np.nan] * 7])}, r"A_0\.mat: Pose_Para: found a value that is not finite"),
-        (
-            {"pt2d": np.zeros((2, 68))},
-            r"A_0\.mat: landmarks: found a face 0 px wide at \(0, 0\); allowed: 1 to 20000 px",
-        ),
+        ({"Pose_Para": None}, r"Pose_Para: found no such field; allowed: .*\(1, 7\); try: docs"),
+        ({"Pose_Para": np.zeros((1, 3))}, r"Pose_Para: found float64 of shape \(1, 3\); .* shape \(1, 7\)"),
+        ({"Pose_Para": np.array([[np.nan] * 7])}, r"Pose_Para: found a value that is not finite"),
+        ({"pt2d": np.full((2, 21), -1.0)}, r"pt2d: found float64 of shape \(2, 21\); .*\(2, 68\); try: docs/"),
+        ({"pt2d": "sixty-eight"}, r"pt2d: found <U11 of shape \(1,\); allowed: numbers"),
+        ({"pt2d": np.zeros((2, 68))}, r"landmarks: found a face 0 px wide at \(0, 0\); allowed: 1 to 20000 px"),
+        (lambda whole: b"", r".*found .*; allowed: "),
+        (lambda whole: whole[:140], r".*found .*; allowed: "),
+        (lambda whole: whole[:-700], r".*found .*; allowed: "),
+        (lambda whole: MAT, r"found NotImplementedError: .*-v7"),
     ],
-    ids=["no pose", "AFLW2000-3D", "short pose", "text", "nan", "no face"],
+    ids=["no pose", "short pose", "nan", "AFLW2000-3D", "text", "no face", "empty", "torn", "cut", "newer"],
 )
-def test_300w_lp_names_file_and_field(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    write_mat(tmp_path / "A_0", (0, 0, 0), **fields)
-    with pytest.raises(DataError, match=message):
+def test_300w_lp_names_file_and_field(tmp_path: Path, fields: Any, message: str) -> None:
+    path = write_mat(tmp_path / "A_0", (0, 0, 0), **({} if callable(fields) else fields))
+    if callable(fields):
+        path.write_bytes(fields(path.read_bytes()))
+    with pytest.raises(DataError, match=r"A_0\.mat: " + message):
         face_sets.read(tmp_path)
 
 
-def test_300w_lp_names_what_cannot_be_read(tmp_path: Path) -> None:
-    whole = write_mat(tmp_path / "A_0", (0, 0, 0)).read_bytes()
-    for size in (0, 140, len(whole) - 700):
-        (tmp_path / "A_0.mat").write_bytes(whole[:size])
-        with pytest.raises(DataError, match=r"A_0\.mat: .*found .*; allowed: "):
-            face_sets.read(tmp_path)
-    (tmp_path / "A_0.mat").write_bytes(b"MATLAB 7.3 MAT-file" + b" " * 105 + b"\x00\x02IM" + b"\x89HDF\r\n")
-    with pytest.raises(DataError, match=r"A_0\.mat: found NotImplementedError: .*; allowed: .* \(save with -v7\)"):
-        face_sets.read(tmp_path)
-    (tmp_path / "A_0.mat").write_bytes(whole)
-    (tmp_path / "A_0.jpg").unlink()
-    with pytest.raises(DataError, match=r"A_0\.mat: found no image beside it; allowed: one named A_0\.jpg"):
+@pytest.mark.parametrize("layout", ["300W-LP", "BIWI"])
+def test_a_face_without_an_image_is_named(tmp_path: Path, layout: str) -> None:
+    if layout == "BIWI":
+        image = write_biwi(tmp_path, "01", 3, (0, 0, 0)).with_name("frame_00003_rgb.png")
+    else:
+        image = write_mat(tmp_path / "A_0", (0, 0, 0)).with_suffix(".jpg")
+    image.unlink()
+    with pytest.raises(DataError, match=f"found no image beside it; allowed: one named {image.name}"):
         face_sets.read(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("pose", "1 0 0\n0 1 0\n", r"frame_00003_pose\.txt: found 6 numbers; allowed: 12, all finite"),
-        ("pose", "1 0 0\n0 one 0\n0 0 1\n\n1 2 3\n", r"3_pose\.txt: found could .*'one'.*; allowed: a text file of"),
-        ("pose", "1 0 0\n0 2 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt:1: rotation: found rows .* not orthonormal"),
+        ("pose", "1 0 0\n0 1 0\n", r"frame_00003_pose\.txt: found 6 numbers; allowed: 12"),
+        ("pose", "1 0 0\n0 one 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt: found .*'one'"),
+        ("pose", "1 0 0\n0 2 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt:1: rotation: found rows"),
         ("pose", "1 0 0\n0 1 0\n0 0 -1\n\n1 2 3\n", r"frame_00003_pose\.txt:1: rotation: found rows"),
         ("pose", "1 0 0\n0 1 0\n0 0 1\n\n1 2 -900\n", r"frame_00003_pose\.txt:5: centre: found .* behind the camera"),
         ("cal", RGB_CAL.replace("-24.0198 ", ""), r"rgb\.cal: found 26 numbers; allowed: 25 or 27, all finite"),
         ("cal", None, r"rgb\.cal: found .*No such file"),
     ],
 )
-def test_biwi_names_the_file_and_what_is_wrong_with_it(
-    tmp_path: Path, name: str, text: str | None, message: str
-) -> None:
+def test_biwi_names_the_file_and_its_fault(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     pose = write_biwi(tmp_path, "01", 3, (0, 0, 0))
     broken = pose if name == "pose" else pose.with_name("rgb.cal")
     broken.unlink()
@@ -254,20 +232,14 @@ def test_biwi_names_the_file_and_what_is_wrong_with_it(
         face_sets.read(tmp_path)
 
 
-def test_biwi_names_a_frame_without_image(tmp_path: Path) -> None:
-    write_biwi(tmp_path, "01", 3, (0, 0, 0)).with_name("frame_00003_rgb.png").unlink()
-    with pytest.raises(DataError, match=r"found no image beside it; allowed: one named frame_00003_rgb\.png"):
-        face_sets.read(tmp_path)
-
-
 def test_a_folder_holds_one_set(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"found no such folder; allowed: one of 300W-LP or BIWI"):
+    with pytest.raises(DataError, match=r"missing: .*300W-LP or BIWI"):
         face_sets.read(tmp_path / "missing")
-    with pytest.raises(DataError, match=r"found no face with a pose; allowed: NAME\.mat \(300W-LP\) or frame_"):
+    with pytest.raises(DataError, match=r"allowed: NAME\.mat \(300W-LP\) or frame_"):
         face_sets.read(tmp_path)
     write_mat(tmp_path / "A_0", (0, 0, 0))
     write_biwi(tmp_path, "01", 3, (0, 0, 0))
-    with pytest.raises(DataError, match=r"found A_0\.mat and frame_00003_pose\.txt; allowed: one set of faces"):
+    with pytest.raises(DataError, match=r"found A_0\.mat and frame_00003_pose\.txt"):
         face_sets.read(tmp_path)
 
 
@@ -276,15 +248,16 @@ def test_a_torn_image_is_named(tmp_path: Path, size: int) -> None:
     write_mat(tmp_path / "A_0", (0, 0, 0))
     (face,) = face_sets.read(tmp_path)
     face.image.write_bytes(face.image.read_bytes()[:size])
-    with pytest.raises(DataError, match=r"A_0\.jpg: found .*; allowed: an image that can be read to its end"):
+    with pytest.raises(DataError, match=r"A_0\.jpg: found "):
         pixels(face, 8)
 
 
-def test_a_large_set_is_read_once_and_again_where_a_file_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_set_is_read_again_only_if_a_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(face_sets, "INDEXED_FILES", 2)
+    write_mat(tmp_path / "small" / "AFW_1_0.mat", (10.0, 0.0, 0.0))
+    face_sets.read(tmp_path / "small")
+    assert not (tmp_path / "cache").exists()
     for number in range(3):
         write_mat(tmp_path / "set" / f"AFW_{number}_0.mat", (10.0, 0.0, number))
     first = face_sets.read(tmp_path / "set")
@@ -298,10 +271,3 @@ def test_a_large_set_is_read_once_and_again_where_a_file_has_changed(
     assert reads == [4]
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")  # where nothing can be kept
     assert len(face_sets.read(tmp_path / "set")) == 4
-
-
-def test_a_small_set_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_mat(tmp_path / "set" / "AFW_1_0.mat", (10.0, 0.0, 0.0))
-    face_sets.read(tmp_path / "set")
-    assert not (tmp_path / "cache").exists()

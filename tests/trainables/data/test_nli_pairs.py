@@ -50,10 +50,6 @@ def written(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def generator() -> random.Random:
-    return random.Random(0)
-
-
 def snli(pairs: list[TextPair]) -> str:
     """Returns the pairs as SNLI's JSON lines."""
     label = {True: "entailment", False: "neutral"}
@@ -70,47 +66,36 @@ def test_every_layout_gives_the_same_pairs_also_zipped(tmp_path: Path, name: str
 
 GOOD = SNLI.splitlines()[0] + "\n"
 REFUSED: dict[str, tuple[str | bytes, str]] = {
-    "torn": (SNLI[:-9], r"x\.jsonl:3: found .*, column 77\); allowed: one whole JSON object a line"),
-    "a list": (GOOD + "[1]\n", r"x\.jsonl:2: found '\[1\]'; allowed: one whole JSON object"),
-    "deep": (GOOD + "[" * 200_000, r"x\.jsonl:2: found .*(recursion|nest)"),
-    "no premise": ('{"label": "entailment", "passage": "p"}\n', r"x\.jsonl:1: found fields label, passage; .*premise"),
-    "number label": (SUPERGLUE.replace('"entailment"', "1"), r"x\.jsonl:1: label: found 1; allowed: text"),
-    "unknown label": (SNLI.replace('"-"', '"maybe"'), r"x\.jsonl:2: gold_label: found 'maybe'; allowed: entailment, "),
-    "empty": ("", r"x\.jsonl: found an empty file; allowed: at least one pair of each class"),
-    "one class": (GOOD * 2, r"x\.jsonl: found 2 labelled pairs, all of one class"),
-    "no label": ('{"premise": "p", "hypothesis": "h"}\n', r"x\.jsonl: found no labelled pair; allowed: pairs that"),
-    "long line": (GOOD + " " * (MAX_LINE_BYTES + 1), r"x\.jsonl:2: found a longer line; allowed: at most 1000000 b"),
-    "not UTF-8": (GOOD.encode() + b'{"x": "\xe9"}\n', r"x\.jsonl:2: found byte 0xe9; allowed: UTF-8 text"),
+    "torn.jsonl": (SNLI[:-9], r":3: found .*, column 77\); allowed: one whole JSON object a line"),
+    "list.jsonl": (GOOD + "[1]\n", r":2: found '\[1\]'; allowed: one whole JSON object"),
+    "deep.jsonl": (GOOD + "[" * 200_000, r":2: found .*(recursion|nest)"),
+    "fields.jsonl": ('{"label": "entailment", "passage": "p"}\n', r":1: found fields label, passage; .*premise"),
+    "number.jsonl": (SUPERGLUE.replace('"entailment"', "1"), r":1: label: found 1; allowed: text"),
+    "label.jsonl": (SNLI.replace('"-"', '"maybe"'), r":2: gold_label: found 'maybe'; allowed: entailment, "),
+    "empty.jsonl": ("", r": found an empty file"),
+    "class.jsonl": (GOOD * 2, r": found 2 labelled pairs, all of one class"),
+    "no_label.jsonl": ('{"premise": "p", "hypothesis": "h"}\n', r": found no labelled pair"),
+    "long.jsonl": (GOOD + " " * (MAX_LINE_BYTES + 1), r":2: found a longer line; allowed: at most 1000000 b"),
+    "latin.jsonl": (GOOD.encode() + b'{"x": "\xe9"}\n', r":2: found byte 0xe9; allowed: UTF-8 text"),
+    "cells.tsv": (LAYOUTS["rte.tsv"].rsplit("\tThey", 1)[0], r":3: found 2 columns; allowed: 4"),
+    "header.tsv": ("index\tsentence1\tsentence2\n0\ta\tb\n", r":1: found columns index, .*gold_label or label"),
+    "label.tsv": ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentail", r":2: label: found 'entail'; allowed"),
+    "x.txt": (SNLI, r": found suffix '\.txt'; allowed: \.jsonl or \.tsv, .*; try: docs/data"),
+    "plain.jsonl.gz": (SNLI, r":1: found Not a gzipped file"),
+    "torn.jsonl.gz": (gzip.compress(SNLI.encode())[:-12], r":\d+: found "),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses_by_line_and_field(tmp_path: Path, case: str) -> None:
-    content, message = REFUSED[case]
-    with pytest.raises(DataError, match=message):
-        read(written(tmp_path / "x.jsonl", content))
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_by_file_line_and_field(tmp_path: Path, name: str) -> None:
+    content, message = REFUSED[name]
+    with pytest.raises(DataError, match=name.replace(".", r"\.") + message):
+        read(written(tmp_path / name, content))
 
 
-def test_refuses_tables_of_another_shape(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.tsv:3: found 2 columns; allowed: 4, as the first line has"):
-        read(written(tmp_path / "a.tsv", LAYOUTS["rte.tsv"].rsplit("\tThey", 1)[0]))
-    with pytest.raises(
-        DataError, match=r"b\.tsv:1: found columns index, sentence1, .*a header with gold_label or label"
-    ):
-        read(written(tmp_path / "b.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n"))
-    with pytest.raises(DataError, match=r"c\.tsv:2: label: found 'entail'; allowed: entailment, neutral"):
-        read(written(tmp_path / "c.tsv", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentail"))
-
-
-def test_refuses_what_is_not_a_file_of_pairs(tmp_path: Path) -> None:
+def test_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl: found no such file"):
         read(tmp_path / "none.jsonl")
-    with pytest.raises(DataError, match=r"x\.txt: found suffix '\.txt'; allowed: \.jsonl or \.tsv, .*; try: docs/data"):
-        read(written(tmp_path / "x.txt", SNLI))
-    with pytest.raises(DataError, match=r"x\.jsonl\.gz:1: found Not a gzipped file"):
-        read(written(tmp_path / "x.jsonl.gz", SNLI))
-    with pytest.raises(DataError, match=r"y\.jsonl\.gz:\d+: found .*; allowed: a file that can be read to its end"):
-        read(written(tmp_path / "y.jsonl.gz", gzip.compress(SNLI.encode())[:-12]))
 
 
 def test_folder_gives_its_own_splits(tmp_path: Path) -> None:
@@ -127,7 +112,7 @@ def test_folder_without_one_training_file_is_refused(tmp_path: Path) -> None:
         read_splits(tmp_path, 0.5, 0)
     written(tmp_path / "a_train.jsonl", SNLI)
     written(tmp_path / "b_train.jsonl", SNLI)
-    with pytest.raises(DataError, match=r"training files a_train\.jsonl, b_train\.jsonl; allowed: one; give its path"):
+    with pytest.raises(DataError, match=r"a_train\.jsonl, b_train\.jsonl; allowed: one"):
         read_splits(tmp_path, 0.5, 0)
 
 
@@ -135,7 +120,7 @@ def test_split_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "x.jsonl", SNLI)
     with pytest.raises(DataError, match=r"split: found val_frac=1\.0; allowed: > 0 and < 1"):
         read_splits(path, 1.0, 0)
-    with pytest.raises(DataError, match=r"split: found a training part of 1 pairs without both classes"):
+    with pytest.raises(DataError, match="split: found a training part of 1 pairs"):
         read_splits(path, 0.5, 0)
 
 
@@ -157,7 +142,7 @@ def test_split_parts_every_pair_and_no_premise(
 @given(st.lists(st.booleans(), max_size=40), st.none() | st.integers(0, 20))
 def test_balanced_is_half_and_half_in_order(labels: list[bool], limit: int | None) -> None:
     pairs = [TextPair(f"p{i}", "h", entails) for i, entails in enumerate(labels)]
-    kept = balanced(pairs, generator(), limit)
+    kept = balanced(pairs, random.Random(0), limit)
     assert sum(p.entails for p in kept) * 2 == len(kept)
     assert kept == sorted(kept, key=pairs.index)
     most = 2 * min(sum(labels), len(labels) - sum(labels))

@@ -85,26 +85,22 @@ def test_refuses_a_file_by_name(tmp_path: Path, case: str) -> None:
         read_splits(tmp_path, None, 0)
 
 
-def test_refuses_numbers_that_are_not_finite_by_place(tmp_path: Path) -> None:
+def test_refuses_a_file_that_is_not_as_its_header_was(tmp_path: Path) -> None:
     root = folders(tmp_path)
     (root / "train" / "a" / "traina.npy").write_bytes(npy([[1.0, 2.0], [3.0, float("nan")]]))
     (root / "train" / "b" / "trainb.npy").write_bytes(npy([[1e300, 2.0]], "<f8", "<d"))
     first, second = read_splits(root, None, 0)[0]
-    with pytest.raises(DataError, match=r"traina\.npy: found nan at step 1, channel 1; allowed: finite numbers"):
+    with pytest.raises(DataError, match=r"traina\.npy: found nan at step 1, channel 1"):
         load(first)
-    with pytest.raises(DataError, match=r"trainb\.npy: found inf at step 0, channel 0; allowed: .*range of float32"):
+    with pytest.raises(DataError, match=r"trainb\.npy: found inf at step 0, channel 0; allowed: .*float32"):
         load(second)
-
-
-def test_refuses_a_file_that_has_changed(tmp_path: Path) -> None:
-    recording = read_splits(folders(tmp_path), None, 0)[0][0]
-    recording.path.write_bytes(npy(TWO))
-    with pytest.raises(DataError, match=r"traina\.npy: found shape \(1, 2\); allowed: \(3, 2\), as when the folder"):
-        load(recording)
+    first.path.write_bytes(npy(TWO))
+    with pytest.raises(DataError, match=r"traina\.npy: found shape \(1, 2\); allowed: \(2, 2\)"):
+        load(first)
 
 
 def test_refuses_a_folder_of_another_shape(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"found nothing; allowed: train/<label>/<id>\.npy; try: docs/data\.md"):
+    with pytest.raises(DataError, match=r"allowed: train/<label>/<id>\.npy; try: docs/data\.md"):
         read_splits(tmp_path, None, 0)
     with pytest.raises(DataError, match=r"gone: found no such folder"):
         read_splits(tmp_path / "gone", None, 0)
@@ -113,12 +109,12 @@ def test_refuses_a_folder_of_another_shape(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"testb\.npy: label: found 'c'; allowed: those of train: a, b"):
         read_splits(root, None, 0)
     (root / "test").rename(root / "other")
-    with pytest.raises(DataError, match=r"found no recording in val or test; allowed: one of them, or val_frac"):
+    with pytest.raises(DataError, match=r"val or test; allowed: .*val_frac"):
         read_splits(root, None, 0)
     (root / "train" / "b").rename(root / "b")
     (root / "other" / "c").rename(root / "c")
     (root / "other").rename(root / "test")
-    with pytest.raises(DataError, match=r"found recordings of one label, 'a'; allowed: two labels or more"):
+    with pytest.raises(DataError, match="one label, 'a'; allowed: two"):
         read_splits(root, None, 0)
 
 
@@ -144,7 +140,7 @@ def test_a_share_that_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
     for frac in (0.0, 1.0):
         with pytest.raises(DataError, match=rf"found val_frac={frac}; allowed: > 0 and < 1"):
             read_splits(root, frac, 0)
-    with pytest.raises(DataError, match=r"found one recording of each label in train; allowed with val_frac: two"):
+    with pytest.raises(DataError, match="one recording of each label"):
         read_splits(root, 0.5, 0)
 
 

@@ -54,7 +54,7 @@ def test_coincident_points_are_no_trouble() -> None:
     assert np.isfinite(scaled(instance).distances).all()
 
 
-def test_scaling_fills_the_square_and_keeps_the_tour_and_its_gaps() -> None:
+def test_scaling_fills_the_square_and_keeps_the_tour() -> None:
     points = np.random.default_rng(0).random((9, 2)) * [400, 100] + 7
     instance = solved(points, euclidean(points))
     small = scaled(instance)
@@ -89,7 +89,7 @@ def test_draws_depend_on_the_seed_alone() -> None:
     assert all(len(instance.order) == 6 for instance in first.train)
 
 
-def test_no_centre_serves_both_splits_and_instances_are_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_centre_serves_both_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     class Few(Cities):
@@ -121,6 +121,5 @@ def test_uniform_instances_are_on_the_unit_square() -> None:
 
 
 def test_files_are_refused_by_name_with_the_page_that_reads_them() -> None:
-    said = r"workload\.data=a280\.tsp: found no set of tours; allowed: null .*uniform.*; try: docs/data\.md"
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r"workload\.data=a280\.tsp: .*allowed: null .*uniform.*; try: docs/data\.md"):
         splits("a280.tsp", 15, (1, 1), 0)

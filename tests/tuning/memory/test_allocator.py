@@ -29,11 +29,7 @@ def peaks(found: Replay) -> tuple[float, float]:
         ([5 * MIB] * 4, 20, 20),
         ([5 * MIB] * 5, 25, 40),
         ([9 * MIB, 9 * MIB + 512 * KIB], 18.5, 20),  # 1.5 MiB are left over, and split off
-        (
-            [9 * MIB, 10 * MIB - 512],
-            19 - GRAIN_BYTES / MIB,
-            20,
-        ),  # 1 MiB and 512 bytes are left over: split off, as more than 1 MiB
+        ([9 * MIB, 10 * MIB - 512], 19 - GRAIN_BYTES / MIB, 20),  # more than 1 MiB is left over: split off
         ([10 * MIB], 10, 10),  # a segment of its own
         ([10 * MIB + 1], 10 + GRAIN_BYTES / MIB, 12),
         ([11 * MIB + 512 * KIB], 12, 12),  # half a MiB is too little to split off, and counts as allocated
@@ -104,9 +100,7 @@ def test_what_is_all_freed_can_all_be_handed_back(events: list[Event]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(logs(), st.integers(0, 50))
-def test_a_card_of_what_is_reserved_without_a_limit_is_like_one_without_a_limit(
-    events: list[Event], more_mib: int
-) -> None:
+def test_a_card_of_the_reserved_peak_is_like_one_without_limit(events: list[Event], more_mib: int) -> None:
     free = replay(events)
     assert replay(events, capacity_bytes=free.peak_reserved_bytes + more_mib * MIB) == free
     assert free.peak_allocated_bytes <= free.peak_reserved_bytes

@@ -20,19 +20,13 @@ BF16: MemoryGroup = (("amp_dtype", "bf16"),)
 FLOOR_BYTES = 80 * MB
 PLAIN = MemoryProfile.from_measured(FLOOR_BYTES, [(m, (100 + 10 * m) * MB) for m in (2, 8)])
 
-events = st.lists(
-    st.tuples(
-        st.sampled_from(["fit", "whole", "oom"]),
-        st.sampled_from([FP32, BF16]),
-        st.integers(1, 40),
-        st.integers(0, 600 * MB),
-    ),
-    max_size=8,
-)
+kinds, groups = st.sampled_from(["fit", "whole", "oom"]), st.sampled_from([FP32, BF16])
+events = st.lists(st.tuples(kinds, groups, st.integers(1, 40), st.integers(0, 600 * MB)), max_size=8)
+History = list[tuple[str, MemoryGroup, int, int]]
 caps = st.none() | st.integers(0, 600 * MB)
 
 
-def learned(cap_bytes: int | None, history: list[tuple[str, MemoryGroup, int, int]]) -> MemoryGuard:
+def learned(cap_bytes: int | None, history: History) -> MemoryGuard:
     guard = MemoryGuard(cap_bytes, {FP32: PLAIN}, EVERY)
     for kind, group, micro_batch, peak_bytes in history:
         for m in range(1, 50, 6):
@@ -50,9 +44,7 @@ def largest(guard: MemoryGuard, group: MemoryGroup = FP32) -> int:
 
 @settings(max_examples=25, deadline=None)
 @given(caps, events)
-def test_what_fits_fits_at_every_smaller_micro_batch(
-    cap_bytes: int | None, history: list[tuple[str, MemoryGroup, int, int]]
-) -> None:
+def test_what_fits_fits_at_every_smaller_micro_batch(cap_bytes: int | None, history: History) -> None:
     guard = learned(cap_bytes, history)
     for group in (FP32, BF16):
         judged = [guard.judge(group, m) for m in range(1, 50)]
@@ -65,7 +57,7 @@ def test_what_fits_fits_at_every_smaller_micro_batch(
 
 @settings(max_examples=25, deadline=None)
 @given(caps, events)
-def test_what_was_seen_is_respected(cap_bytes: int | None, history: list[tuple[str, MemoryGroup, int, int]]) -> None:
+def test_what_was_seen_is_respected(cap_bytes: int | None, history: History) -> None:
     guard = learned(cap_bytes, history)
     fitted = [(c, m) for kind, c, m, b in history if kind == "whole" and (cap_bytes is None or b <= cap_bytes)]
     assert all(guard.judge(group, m).action == "launch" for group, m in fitted)
@@ -77,10 +69,7 @@ def test_what_was_seen_is_respected(cap_bytes: int | None, history: list[tuple[s
 @settings(max_examples=25, deadline=None)
 @given(caps, events, events, st.integers(1, 40))
 def test_knowing_more_never_refuses_what_was_seen_to_fit(
-    cap_bytes: int | None,
-    before: list[tuple[str, MemoryGroup, int, int]],
-    after: list[tuple[str, MemoryGroup, int, int]],
-    micro_batch: int,
+    cap_bytes: int | None, before: History, after: History, micro_batch: int
 ) -> None:
     guard = learned(cap_bytes, [*before, ("whole", FP32, micro_batch, 0), *after])
     assert all(guard.judge(FP32, m).fits for m in range(1, micro_batch + 1))
@@ -88,9 +77,7 @@ def test_knowing_more_never_refuses_what_was_seen_to_fit(
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 600 * MB), events, st.integers(1, 60), st.booleans())
-def test_overshoot_is_positive_exactly_where_refused(
-    cap_bytes: int, history: list[tuple[str, MemoryGroup, int, int]], micro_batch: int, shrink: bool
-) -> None:
+def test_overshoot_is_positive_if_refused(cap_bytes: int, history: History, micro_batch: int, shrink: bool) -> None:
     guard = learned(cap_bytes, history)
     verdict = guard.judge(FP32, micro_batch, shrink=shrink)
     assert (guard.overshoot_bytes(verdict) > 0) is (verdict.action == "refuse")
@@ -98,9 +85,7 @@ def test_overshoot_is_positive_exactly_where_refused(
 
 @settings(max_examples=25, deadline=None)
 @given(caps, events, st.integers(1, 64))
-def test_halving_stops_at_the_largest_half_that_fits(
-    cap_bytes: int | None, history: list[tuple[str, MemoryGroup, int, int]], micro_batch: int
-) -> None:
+def test_halving_stops_at_the_largest_half_that_fits(cap_bytes: int | None, history: History, micro_batch: int) -> None:
     guard = learned(cap_bytes, history)
     halves = [micro_batch >> n for n in range(micro_batch.bit_length())]
     fitting = [m for m in halves if guard.judge(FP32, m).fits]
@@ -111,9 +96,7 @@ def test_halving_stops_at_the_largest_half_that_fits(
 
 @settings(max_examples=25, deadline=None)
 @given(events, st.integers(0, 79 * MB), st.integers(1, 64))
-def test_nothing_fits_below_parameters_and_optimizer_state(
-    history: list[tuple[str, MemoryGroup, int, int]], cap_bytes: int, micro_batch: int
-) -> None:
+def test_nothing_fits_below_parameters_and_optimizer_state(history: History, cap_bytes: int, micro_batch: int) -> None:
     guard = learned(cap_bytes, history)
     assert guard.p_oom(FP32, micro_batch) == 1.0
     assert (guard.predicted_bytes(FP32, micro_batch) or 0) >= 80 * MB
@@ -132,7 +115,7 @@ def test_overshoot_is_what_is_expected_over_the_cap() -> None:
     assert guard.overshoot_bytes(guard.judge(BF16, 4)) == 1
 
 
-def test_what_other_caps_showed_is_learned_from_and_not_taken_for_this_one() -> None:
+def test_what_other_caps_showed_is_not_taken_for_this_one() -> None:
     shared = MemoryGuard(150 * MB, {FP32: PLAIN}, EVERY)
     shared.observe_fit(FP32, 16, 260 * MB)  # probed with the card to itself
     assert not shared.judge(FP32, 16).fits
@@ -147,11 +130,10 @@ def test_an_oom_bounds_its_own_group_only() -> None:
     guard = MemoryGuard(None, {FP32: PLAIN, BF16: PLAIN}, EVERY)
     guard.observe_oom(FP32, 16)
     guard.observe_oom(FP32, 32)
-    assert guard.judge(FP32, 16).reason == "micro-batch 16 ran out of memory before"
     assert (largest(guard, FP32), largest(guard, BF16)) == (15, 99)
 
 
-def test_a_whole_trainings_peak_moves_predictions_both_ways_and_a_short_runs_only_up() -> None:
+def test_a_short_runs_peak_moves_predictions_only_up() -> None:
     def after(peak_bytes: int, *, whole: bool) -> int:
         guard = MemoryGuard(400 * MB, {FP32: PLAIN}, EVERY)
         guard.observe_fit(FP32, 16, peak_bytes, whole=whole)
@@ -164,13 +146,13 @@ def test_a_whole_trainings_peak_moves_predictions_both_ways_and_a_short_runs_onl
 
 def test_a_group_nobody_predicted_is_judged_by_its_first_peak() -> None:
     guard = MemoryGuard(400 * MB, {}, EVERY)
-    assert guard.judge(BF16, 64).reason == "nothing is known of this memory group"
+    assert guard.judge(BF16, 64).fits
     guard.observe_fit(BF16, 8, 200 * MB)
     assert [guard.judge(BF16, m).fits for m in (8, 16, 32)] == [True, True, False]
 
 
 @pytest.mark.parametrize("needs_mb", [{64: 64, 256: 256}, {64: 256, 256: 64}])
-def test_a_value_between_two_others_is_judged_by_the_one_that_needs_more(needs_mb: dict[int, int]) -> None:
+def test_a_value_between_others_is_judged_by_the_larger_need(needs_mb: dict[int, int]) -> None:
     """A width needs more where it is larger, the stride of a workload of one's own where it is smaller."""
 
     def at(width: int) -> MemoryGroup:
@@ -187,8 +169,6 @@ def test_a_value_between_two_others_is_judged_by_the_one_that_needs_more(needs_m
 
 HELD: MemoryGroup = (("amp_dtype", "fp32"), (GRADIENTS_HELD, True))
 BARE: MemoryGroup = (("amp_dtype", "fp32"), (GRADIENTS_HELD, False))
-
-
 LESS = MemoryProfile.from_measured(FLOOR_BYTES, [(m, (90 + 10 * m) * MB) for m in (2, 8)])
 BOTH = {HELD: PLAIN, BARE: LESS}
 
@@ -247,7 +227,7 @@ def of_source(source: str, cap_bytes: int) -> MemoryGuard:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("micro_batch", [2, 5, 8, 30])
-def test_p_oom_is_that_of_a_normal_distribution_round_what_is_expected(source: str, micro_batch: int) -> None:
+def test_p_oom_is_that_of_a_normal_distribution(source: str, micro_batch: int) -> None:
     expected = of_source(source, 10**12).predicted_bytes(FP32, micro_batch) or 0
     assert of_source(source, expected).p_oom(FP32, micro_batch) == pytest.approx(0.5, abs=1e-5)
     assert of_source(source, expected - 1000).judge(FP32, micro_batch).action == "refuse"
@@ -292,7 +272,7 @@ def test_the_order_of_what_is_told_does_not_matter(history: list[tuple[str, int,
     assert said(history) == said(sorted(history))
 
 
-def test_a_few_steps_that_fit_say_that_the_need_is_no_less_and_not_that_a_training_fits() -> None:
+def test_a_few_steps_that_fit_do_not_say_that_a_training_fits() -> None:
     guard = MemoryGuard(200 * MB, {FP32: PLAIN}, EVERY)
     assert not guard.judge(FP32, 11).fits
     guard.observe_fit(FP32, 11, 190 * MB)  # a probe, which met no long sample
@@ -309,8 +289,8 @@ def test_what_ran_without_compile_vouches_for_nothing_with_it() -> None:
 
     guard = MemoryGuard(200 * MB, {at("off"): PLAIN}, EVERY)
     guard.observe_fit(at("off"), 12, 190 * MB, whole=True)
-    assert guard.judge(at("off"), 12).reason == "micro-batch 12 fitted before"
-    assert guard.judge(at("reduce-overhead"), 12).reason.startswith("predicted peak "), "by the profile of the other"
+    assert guard.judge(at("off"), 12).fits
+    assert guard.judge(at("reduce-overhead"), 12).reason.startswith("predicted"), "by the profile of the other"
     guard.observe_oom(at("reduce-overhead"), 8)
     assert not guard.judge(at("reduce-overhead"), 8).fits
     assert guard.judge(at("off"), 12).fits

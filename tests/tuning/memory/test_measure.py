@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,17 +34,21 @@ SPACE = Space.parse(
 FP32 = key_of({"amp_dtype": "fp32", "dropout": 0.0}, EVERY)
 
 
-class CountingBench(FormulaProfiler):
-    """Remembers what was measured."""
+class Bench(FormulaProfiler):
+    """Remembers the sizes that were measured of each group; above `room_mb` it runs out of memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, room_mb: float = math.inf) -> None:
         super().__init__()
-        self.asked: list[tuple[dict[str, Scalar], tuple[int, ...]]] = []
+        self.room_mb = room_mb
+        self.asked: list[tuple[int, ...]] = []
+        self.dropouts: set[Scalar] = set()
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns the formula's."""
-        self.asked.append((dict(knobs), tuple(micro_batches)))
-        return super().footprint(knobs, micro_batches)
+        self.asked.append(tuple(micro_batches))
+        self.dropouts.add(knobs["dropout"])
+        found = super().footprint(knobs, micro_batches)
+        fitting = itertools.takewhile(lambda pair: pair[1] <= self.room_mb * MB, found["measured"])
+        return {**found, "measured": list(fitting), "message": "no room"}
 
 
 @pytest.fixture
@@ -64,53 +69,36 @@ def predict(confidence: Any, share: float = 1.0) -> Any:
     return lambda configurations: [Prediction(confidence, ("why",), traces) for _ in configurations]
 
 
-def test_a_coupling_is_measured_at_two_sizes_and_then_at_the_largest(journal: Journal) -> None:
-    profiler = CountingBench()
-    MemoryStage(profiler, SPACE, journal, 10**9).run()
-    assert [sizes for _, sizes in profiler.asked] == [(2, 8), (2, 8), (64,), (64,)]
-    assert all(knobs["dropout"] == 0.0 for knobs, _ in profiler.asked)  # the space's, not the knob's own default
-    assert guard(journal.run, 10**9).predicted_bytes(FP32, 40) == pytest.approx(500 * MB, rel=0.02)
-
-
-def test_what_the_line_says_is_too_large_is_not_measured(journal: Journal) -> None:
-    profiler = CountingBench()
-    MemoryStage(profiler, SPACE, journal, 400 * MB).run()  # 64 samples take 740 MB, 16 of them 260
-    assert [sizes for _, sizes in profiler.asked[2:]] == [(16,), (16,)]
-    learned = guard(journal.run, 400 * MB)
-    assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
-
-
-def test_what_is_close_to_the_cap_is_measured_and_not_guessed(journal: Journal) -> None:
-    profiler = CountingBench()
-    journal.append(StudyRecord, card={"cap_bytes": 720 * MB}, device={"type": "cpu"})
-    MemoryStage(profiler, SPACE, journal, 720 * MB).run()  # 64 samples take 740 MB: 3 % more than there are
-    assert [sizes for _, sizes in profiler.asked[2:]] == [(64,), (64,)]
-    learned = guard(journal.run, 720 * MB)
-    assert learned.predicted_bytes(FP32, 64) == pytest.approx(740 * MB, rel=0.01)
-    assert not learned.judge(FP32, 64).fits
-
-
-def test_what_runs_out_of_memory_while_it_is_measured_is_known_not_to_fit(journal: Journal) -> None:
-    class Card(CountingBench):
-        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-            found = super().footprint(knobs, micro_batches)
-            fitting = itertools.takewhile(lambda pair: pair[1] <= 720 * MB, found["measured"])
-            return {**found, "measured": list(fitting), "message": "no room"}
-
-    journal.append(StudyRecord, card={"cap_bytes": None}, device={"type": "cuda"})
-    profiler = Card()
-    MemoryStage(profiler, SPACE, journal, 720 * MB).run()
-    assert [sizes for _, sizes in profiler.asked[2:]] == [(64,), (32,)] * 2, "then the next smaller"
-    learned = guard(journal.run, 720 * MB)
-    assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
-    assert guard(journal.run, 10**9).judge(FP32, 64).fits, "it failed under less than this"
-
-
-def test_on_a_plain_cpu_nothing_is_measured_that_may_not_fit(journal: Journal) -> None:
-    profiler = CountingBench()
-    journal.append(StudyRecord, card={"cap_bytes": None}, device={"type": "cpu"})
-    MemoryStage(profiler, SPACE, journal, 720 * MB).run()
-    assert [sizes for _, sizes in profiler.asked[2:]] == [(32,), (32,)]
+@pytest.mark.parametrize(
+    ("cap_mb", "room_mb", "device", "asked", "fits", "needs_mb"),
+    [
+        (1000, math.inf, "", [(64,)] * 2, {64: True}, {40: 500}),
+        (400, math.inf, "", [(16,)] * 2, {16: True, 64: False}, {}),
+        (720, math.inf, "card", [(64,)] * 2, {64: False}, {64: 740}),
+        (720, 720, "cuda", [(64,), (32,)] * 2, {16: True, 64: False}, {}),
+        (720, math.inf, "cpu", [(32,)] * 2, {32: True}, {}),
+        (115, 115, "", [(1,)] * 2, {1: True, 2: False}, {1: 110}),
+        (1000, 0, "", [(1,)] * 2, {1: False}, {}),
+    ],
+    ids=["the largest", "as the line says", "near the cap", "it ran out", "a CPU takes no risk", "one sample", "none"],
+)
+def test_a_group_is_measured_at_2_and_8_samples_and_then(
+    journal: Journal, cap_mb: int, room_mb: float, device: str, asked: Any, fits: Any, needs_mb: dict[int, int]
+) -> None:
+    """By the formula n samples take 100 + 10 n MB. "card": a virtual one, on a CPU."""
+    if device:
+        cap_bytes = cap_mb * MB if device == "card" else None
+        journal.append(StudyRecord, card={"cap_bytes": cap_bytes}, device={"type": device.replace("card", "cpu")})
+    profiler = Bench(room_mb)
+    MemoryStage(profiler, SPACE, journal, cap_mb * MB).run()
+    assert sorted(profiler.asked) == sorted([(2, 8), (2, 8), *asked])
+    assert profiler.dropouts == {0.0}, "the space's, not the knob's own default"
+    learned = guard(journal.run, cap_mb * MB)
+    assert {m: learned.judge(FP32, m).fits for m in fits} == fits
+    for micro_batch, need_mb in needs_mb.items():
+        assert learned.predicted_bytes(FP32, micro_batch) == pytest.approx(need_mb * MB, rel=0.02)
+    if device == "cuda":
+        assert guard(journal.run, 10**9).judge(FP32, 64).fits, "it failed under less than this"
 
 
 def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:
@@ -124,21 +112,18 @@ def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:
         assert key_of(dict(key_of(knobs, EVERY)), EVERY) == key_of(knobs, EVERY)
 
 
-def test_when_its_time_is_up_it_says_so_and_leaves_the_rest_to_the_trials(journal: Journal) -> None:
-    MemoryStage(CountingBench(), SPACE, journal, 10**9).run(limit_s=-1.0)
+def test_when_its_time_is_up_the_rest_is_left_to_the_trials(journal: Journal) -> None:
+    MemoryStage(Bench(), SPACE, journal, 10**9).run(limit_s=-1.0)
     assert [r.event for r in journal.records] == ["footprint", "note"]
-    assert journal.records[-1]["text"].startswith("measured 1 of 2 memory groups")
-    learned = guard(journal.run, 10**9)
-    assert (
-        learned.judge(key_of({"amp_dtype": "bf16", "dropout": 0.0}, EVERY), 64).reason
-        == "nothing is known of this memory group"
-    )
+    assert "1 of 2 memory groups" in journal.records[-1]["text"]
+    bf16 = key_of({"amp_dtype": "bf16", "dropout": 0.0}, EVERY)
+    assert guard(journal.run, 10**9).predicted_bytes(bf16, 64) is None
 
 
 def test_a_prediction_is_corrected_by_one_measurement(journal: Journal) -> None:
-    profiler = CountingBench()
+    profiler = Bench()
     MemoryStage(profiler, SPACE, journal, 10**9).run(predict("traced", share=0.8))
-    assert [sizes for _, sizes in profiler.asked] == [(2,), (2,)]
+    assert profiler.asked == [(2,), (2,)]
     record = journal.records[0]
     assert (record["source"], record["notes"], record["measured"]) == ("traced", ["why"], [[2, 120 * MB]])
     assert [p[:2] for p in record["points"]][:2] == [[1, 88 * MB], [2, 112 * MB]]
@@ -148,50 +133,25 @@ def test_a_prediction_is_corrected_by_one_measurement(journal: Journal) -> None:
 
 
 def test_what_cannot_be_traced_is_measured(journal: Journal) -> None:
-    profiler = CountingBench()
+    profiler = Bench()
     MemoryStage(profiler, SPACE, journal, 10**9).run(predict("none"))
     assert {r["source"] for r in journal.records} == {"measured"}
     assert len(profiler.asked) == 4
 
 
 def test_on_a_cuda_device_a_card_must_hold_more_than_the_peak(journal: Journal) -> None:
-    MemoryStage(CountingBench(), SPACE, journal, 10**9, cuda=True).run()
+    MemoryStage(Bench(), SPACE, journal, 10**9, cuda=True).run()
     assert journal.records[0]["points"] == [[2, 120 * MB, 132 * MB], [8, 180 * MB, 198 * MB]]
-
-
-def test_where_not_even_the_smallest_fits_nothing_does(journal: Journal) -> None:
-    class Full(CountingBench):
-        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-            return {**super().footprint(knobs, micro_batches), "measured": [], "message": "no room"}
-
-    MemoryStage(Full(), SPACE, journal, 10**9).run()
-    learned = guard(journal.run, 10**9)
-    assert not learned.judge(FP32, 1).fits
-
-
-def test_where_only_one_sample_fits_that_is_measured_and_not_guessed(journal: Journal) -> None:
-    class Small(CountingBench):
-        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-            found = super().footprint(knobs, micro_batches)
-            fitting = itertools.takewhile(lambda pair: pair[1] <= 115 * MB, found["measured"])
-            return {**found, "measured": list(fitting)}
-
-    profiler = Small()
-    MemoryStage(profiler, SPACE, journal, 115 * MB).run()  # 110 MB at one sample, 120 at two
-    learned = guard(journal.run, 115 * MB)
-    assert [sizes for _, sizes in profiler.asked[:2]] == [(2, 8), (1,)]
-    assert learned.predicted_bytes(FP32, 1) == pytest.approx(110 * MB, rel=0.02)
-    assert not learned.judge(FP32, 2).fits
 
 
 @pytest.mark.parametrize(
     ("outcome", "fitting", "hangs_at"),
     [("timeout", (2, 8), (64,)), ("timeout", (), (2, 8)), ("timeout", (), (1,)), ("cut", (), (2, 8))],
 )
-def test_a_footprint_that_hung_or_had_no_time_says_nothing_of_the_memory(
+def test_a_footprint_that_hung_says_nothing_of_the_memory(
     journal: Journal, outcome: str, fitting: tuple[int, ...], hangs_at: tuple[int, ...]
 ) -> None:
-    class Slow(CountingBench):
+    class Slow(Bench):
         def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
             found = {**super().footprint(knobs, micro_batches), "message": "no room"}
             if tuple(micro_batches) == hangs_at:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import ray
@@ -92,7 +92,7 @@ class OutOfMemoryError(Exception):
 def task_error(cause: Exception) -> BaseException:
     """Returns what `ray.get` raises for an exception of an actor's method."""
     error = ray.exceptions.RayTaskError("TrialRunner.train", f"ray::TrialRunner.train()\n{cause}", cause)
-    return cast(BaseException, error.as_instanceof_cause())
+    return error.as_instanceof_cause()
 
 
 def full_queue() -> OSError:
@@ -126,10 +126,7 @@ FAULTS = [
     (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), oom.LIBRARY),
     (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), oom.LIBRARY),
     (RuntimeError("cuDNN Frontend error: ALLOC_FAILED"), oom.LIBRARY),
-    (
-        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"),
-        oom.LIBRARY,
-    ),
+    (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"), oom.LIBRARY),
     (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), oom.LIBRARY),
     (MemoryError(), oom.HOST),
     (MemoryError("std::bad_alloc"), oom.HOST),
@@ -155,21 +152,16 @@ FAULTS = [
     (OSError(f"Caught OSError {LOADER}OSError: [Errno 28] No space left on device"), oom.SHARED_MEMORY),
     (full_queue(), oom.SHARED_MEMORY),
     (RuntimeError(DESCRIPTORS_OUT), oom.DESCRIPTORS),
-    (
-        RuntimeError("unable to open shared memory object </torch_7_1>: Too many open files (24)"),
-        oom.DESCRIPTORS,
-    ),
+    (RuntimeError("unable to open shared memory object </torch_7_1>: Too many open files (24)"), oom.DESCRIPTORS),
     (RuntimeError("received 0 items of ancdata"), oom.DESCRIPTORS),
     (OSError(errno.EMFILE, "Too many open files"), oom.DESCRIPTORS),
     (RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "), oom.LOADER_LOST),
     (RuntimeError("DataLoader worker (pid 71) is killed by signal: Segmentation fault. "), oom.LOADER_LOST),
     (RuntimeError("DataLoader worker (pid(s) 71, 72) exited unexpectedly"), oom.LOADER_LOST),
-    (
-        RuntimeError("DataLoader worker (pid 71) exited unexpectedly with exit code 1. Details are"),
-        oom.LOADER_LOST,
-    ),
+    (RuntimeError("DataLoader worker (pid 71) exited unexpectedly with exit code 1. Details are"), oom.LOADER_LOST),
     (RuntimeError("DataLoader timed out after 30 seconds"), oom.LOADER_HUNG),
     (DataError("sample 7 has no label"), oom.DATA),
+    (CacheTooLarge("ram_cache=true would keep 9 samples in RAM"), oom.CACHE),
     # what must not match
     (ValueError("out of memory"), oom.UNKNOWN),
     (ValueError(CUDA_OOM), oom.UNKNOWN),
@@ -225,7 +217,7 @@ def test_a_cause_is_looked_through(cause: BaseException, expected: oom.Fault) ->
     ],
     ids=lambda v: v.name if isinstance(v, oom.Fault) else str(v),
 )
-def test_a_retreat_changes_system_knobs_only_until_there_is_none_left(
+def test_a_retreat_changes_system_knobs_until_none_is_left(
     found: oom.Fault, knobs: tuple[int, int], expected: dict[str, int] | None
 ) -> None:
     assert retreat(found, *knobs) == expected
@@ -242,14 +234,10 @@ def test_retreating_ends(found: oom.Fault, start: int) -> None:
     pytest.fail(f"{micro}, {workers} after 13 retreats")
 
 
-def test_what_was_only_being_handled_is_no_cause() -> None:
+def test_a_handled_error_is_no_cause_and_causes_in_a_circle_end() -> None:
     error = ValueError("a second mistake")
     error.__context__ = MemoryError()
     assert classify(error) is Outcome.CRASH
-
-
-def test_causes_in_a_circle_end() -> None:
-    error = ValueError("a")
     error.__cause__ = KeyError("b")
     error.__cause__.__cause__ = error
     assert classify(error) is Outcome.CRASH
@@ -307,8 +295,3 @@ def test_requested_bytes(text: str, size: int | None) -> None:
 def test_outcomes_are_the_words_of_the_records() -> None:
     words = "ok stopped cut oom host_oom shm fd diverged data timeout killed no_result refused crash"
     assert [str(outcome) for outcome in Outcome] == words.split()
-
-
-def test_a_cache_that_does_not_fit_is_no_matter_of_the_micro_batch() -> None:
-    found = oom.fault(CacheTooLarge("ram_cache=true would keep 9 samples in RAM"))
-    assert (found.outcome, oom.retreat(found, 8, 4)) == (oom.Outcome.HOST_OOM, {"ram_cache": False})

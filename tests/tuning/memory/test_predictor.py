@@ -14,7 +14,7 @@ from trainables.knobs import Knob, KnobTable
 from trainables.our_knobs import EVERY
 from tuning.memory import predictor
 from tuning.memory.prediction import Prediction
-from tuning.memory.predictor import Request, fingerprint, predict_all
+from tuning.memory.predictor import Request, predict_all
 from tuning.memory.trace import Trace
 
 TRACE = Trace(2, ((0, 512), (0, -1)), {0: "activation"}, ((0, "forward"),), ("aten.relu.default",))
@@ -85,7 +85,7 @@ def test_a_torn_answer_is_traced_again(process: Process, tmp_path: Path) -> None
     assert len(process.runs) == 2
 
 
-def test_requests_of_one_kind_share_a_process_and_equal_ones_a_trace(process: Process, tmp_path: Path) -> None:
+def test_requests_share_a_process_and_equal_ones_a_trace(process: Process, tmp_path: Path) -> None:
     asked = [request(), request(amp_dtype="bf16"), request(learning_rate=0.1), Request(MINE, {}, {}, "cpu")]
     notes = [found.notes for found in predict_all(asked, EVERY, cache=tmp_path)]
     assert notes == [("fp32",), ("bf16",), ("fp32",), ("fp32",)]
@@ -110,32 +110,18 @@ def test_a_process_that_is_too_slow_is_killed(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
-def test_what_is_kept_holds_until_the_workload_or_its_data_change(tmp_path: Path) -> None:
-    mine, data = tmp_path / "own.py", tmp_path / "data.csv"
-    mine.write_text("class WORKLOAD: pass\n")
-    data.write_text("a")
-    options = {"data": str(data), "size": 3, "none": None}
-    one = fingerprint(str(mine), options)
-    assert fingerprint(str(mine), options) == one
-    mine.write_text("class WORKLOAD: ...\n")
-    two = fingerprint(str(mine), options)
-    os.utime(data, ns=(1, 1))
-    assert len({one, two, fingerprint(str(mine), options)}) == 3
-
-
-@pytest.mark.parametrize("changed", ["helper.py", "model/config.json"])
-def test_an_imported_module_and_a_file_within_a_folder_that_an_option_names_are_seen_to_change(
-    process: Process, tmp_path: Path, changed: str
-) -> None:
+@pytest.mark.parametrize("changed", ["own.py", "helper.py", "data.csv", "model/config.json"])
+def test_an_answer_holds_until_the_code_or_its_data_change(process: Process, tmp_path: Path, changed: str) -> None:
     (tmp_path / "model").mkdir()
-    for name, text in (("own.py", "import helper\n"), ("helper.py", "N = 1\n"), ("model/config.json", "{'n': 1}\n")):
+    texts = {"own.py": "import helper  # 1\n", "helper.py": "N = 1\n", "data.csv": "1", "model/config.json": "1"}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    asked = [Request(str(tmp_path / "own.py"), {"model": str(tmp_path / "model")}, {}, "cuda")]
+    options = {"model": str(tmp_path / "model"), "data": str(tmp_path / "data.csv"), "size": 3, "none": None}
+    asked = [Request(str(tmp_path / "own.py"), options, {}, "cuda")]
     for _ in range(2):
         predict_all(asked, EVERY, cache=tmp_path / "kept")
     assert len(process.runs) == 1
-    there = (tmp_path / changed).read_text()
-    (tmp_path / changed).write_text(there.replace("1", "100"))
+    (tmp_path / changed).write_text(texts[changed].replace("1", "100"))
     predict_all(asked, EVERY, cache=tmp_path / "kept")
     assert len(process.runs) == 2
 

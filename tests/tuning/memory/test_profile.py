@@ -20,13 +20,9 @@ floors = st.integers(0, 2 * 10**10)
 measurements = st.lists(st.tuples(st.integers(1, 512), st.integers(0, 10**11)), min_size=1, max_size=6)
 
 
-def totals(found: MemoryProfile, micro_batches: range) -> list[float]:
-    return [found.capacity(m) for m in micro_batches]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**10), st.integers(0, 10**9), st.sets(st.integers(1, 256), min_size=2, max_size=5))
-def test_a_line_is_found_again_below_between_and_beyond_its_points(fixed: int, slope: int, batches: set[int]) -> None:
+def test_a_line_is_found_again_everywhere(fixed: int, slope: int, batches: set[int]) -> None:
     found = MemoryProfile.from_measured(0, [(m, fixed + slope * m) for m in batches])
     for m in (1, min(batches), min(batches) + 1, max(batches) * 4):
         assert found.peak(m) == pytest.approx(fixed + slope * m)
@@ -38,7 +34,7 @@ def test_a_line_is_found_again_below_between_and_beyond_its_points(fixed: int, s
     st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 10**9)), min_size=1, max_size=4),
     st.sampled_from([(2, 4, 8), (2, 8), (8, 64), (5, 6, 7)]),
 )
-def test_below_the_first_point_a_convex_peak_is_missed_by_no_more_than_the_line_falls(
+def test_below_the_first_point_a_convex_peak_is_nearly_found(
     floor: int, over: list[tuple[int, int]], batches: tuple[int, ...]
 ) -> None:
     def peak(m: int) -> int:
@@ -55,9 +51,7 @@ def test_below_the_first_point_a_convex_peak_is_missed_by_no_more_than_the_line_
 
 @settings(max_examples=200, deadline=None)
 @given(floors, st.lists(st.tuples(st.integers(2, 40), *[st.integers(0, 10**11)] * 2), min_size=1, max_size=4))
-def test_below_the_first_point_it_rises_from_the_floor_to_it_whatever_the_points(
-    floor_bytes: int, points: list[tuple[int, int, int]]
-) -> None:
+def test_below_the_first_point_it_rises_from_the_floor(floor_bytes: int, points: list[tuple[int, int, int]]) -> None:
     found = MemoryProfile(floor_bytes, tuple(Point(*p) for p in points))
     first = found.points[0]
     for at, value in ((found.peak, first.peak_bytes), (found.capacity, first.capacity_bytes)):
@@ -70,7 +64,7 @@ def test_below_the_first_point_it_rises_from_the_floor_to_it_whatever_the_points
         assert found.capacity(m) >= found.peak(m) - 1e-9 * first.capacity_bytes
 
 
-def test_what_every_step_needs_is_needed_at_the_smallest_micro_batch_too() -> None:
+def test_the_smallest_micro_batch_needs_what_every_step_needs() -> None:
     pool = [(2, 35_468_640), (8, 46_775_648), (64, 152_517_984)]  # signals, fp32, hidden 64, an encoder's phase
     found = MemoryProfile.from_measured(993_144, pool)
     assert found.peak(1) / 2**20 == pytest.approx(32.0, abs=0.05)
@@ -78,21 +72,19 @@ def test_what_every_step_needs_is_needed_at_the_smallest_micro_batch_too() -> No
 
 @settings(max_examples=60, deadline=None)
 @given(floors, measurements, st.floats(1.0, 1.5))
-def test_never_below_a_measurement_and_never_falling(
-    floor_bytes: int, measured: list[tuple[int, int]], spare: float
-) -> None:
+def test_never_below_a_measurement_or_falling(floor_bytes: int, measured: list[tuple[int, int]], spare: float) -> None:
     found = MemoryProfile.from_measured(floor_bytes, measured, spare)
     assert all(found.capacity(m) >= b for m, b in measured)
-    peaks = totals(found, range(1, 20))
+    peaks = [found.capacity(m) for m in range(1, 20)]
     assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(peaks))
 
 
 def test_one_size_leaves_what_is_unexplained_to_the_samples() -> None:
     found = MemoryProfile.from_measured(FLOOR_BYTES, [(2, 100 * MB), (2, 110 * MB)])
-    assert (found.floor_bytes, totals(found, range(1, 4))) == (80 * MB, [95 * MB, 110 * MB, 125 * MB])
+    assert [found.floor_bytes, *map(found.capacity, (1, 2, 3))] == [80 * MB, 95 * MB, 110 * MB, 125 * MB]
 
 
-def test_of_a_prediction_a_card_holds_capacity_and_a_cpu_live_bytes() -> None:
+def test_a_predicted_card_holds_capacity_a_cpu_live_bytes() -> None:
     held = {"parameter": 60, "optimizer": 20}
     peaks = [Peak(m, 100 * m, 110 * m, 130 * m, 120 * m, held, "backward", "mm", 80 * m) for m in (1, 2)]
     card, cpu = (MemoryProfile.from_peaks(peaks, "traced", cuda=cuda) for cuda in (True, False))

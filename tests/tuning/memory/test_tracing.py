@@ -53,8 +53,7 @@ class Perceptron(nn.Module):
         x = x.flatten(1)
         for block in self.blocks:
             x = block(x)
-        out: Tensor = self.head(x)
-        return out
+        return self.head(x)
 
 
 class Recurrent(nn.Module):
@@ -63,8 +62,7 @@ class Recurrent(nn.Module):
         self.rnn, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.rnn(x)[0][:, -1])
-        return out
+        return self.head(self.rnn(x)[0][:, -1])
 
 
 class Convolution(nn.Module):
@@ -73,8 +71,7 @@ class Convolution(nn.Module):
         self.conv, self.head = nn.Conv1d(6, 8, 3, padding=1), nn.Linear(32, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(F.relu(self.conv(x)).flatten(1))
-        return out
+        return self.head(F.relu(self.conv(x)).flatten(1))
 
 
 class Choosing(Perceptron):
@@ -106,8 +103,8 @@ def twice(x: Tensor) -> Tensor:
 class Custom(Perceptron):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            out: Tensor = twice(self.head.weight)
-        return super().forward(x) + out.sum()
+            extra = twice(self.head.weight).sum()
+        return super().forward(x) + extra
 
 
 SGD: list[dict[str, Any]] = [{"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.0, "max_grad_norm": 1.0}]
@@ -154,7 +151,7 @@ def test_the_peak_is_that_of_a_real_run_also_at_sizes_not_traced(net: type[nn.Mo
         assert alone <= several
 
 
-def test_both_traces_have_the_same_births_and_their_storages_are_named() -> None:
+def test_both_traces_have_the_same_births_of_named_storages() -> None:
     one, other = traced(Perceptron).traces
     assert one.ops == other.ops
     born = {ident: size for ident, size in one.events if size >= 0}
@@ -204,7 +201,7 @@ def test_a_workload_that_fails_is_an_answer_too() -> None:
     assert (prediction.confidence, prediction.notes) == ("none", ("ValueError: no such file",))
 
 
-def test_eight_bit_moments_take_a_byte_a_number_and_a_scale_a_block() -> None:
+def test_eight_bit_moments_take_a_byte_each_and_a_scale_a_block() -> None:
     large, small = nn.Parameter(torch.zeros(5000)), nn.Parameter(torch.zeros(10))
     optimizer = eight_bit.AdamW8bit([{"params": [large, small]}])
     large.grad, small.grad = torch.zeros(5000), torch.zeros(10)
@@ -219,12 +216,11 @@ def test_the_library_is_not_loaded_into_a_process_that_has_torch(tmp_path: Any) 
         shim.load(tmp_path / "any.so", (8, 6))
 
 
-def test_a_model_is_built_once_and_without_weights_while_operators_are_counted() -> None:
+def test_a_model_is_built_without_weights_while_counting() -> None:
     built: list[type] = []
 
     class Plain:
         def model(self, config: Config) -> nn.Module:
-            """Returns a layer, and keeps the class of its weight."""
             layer = nn.Linear(4, 4)
             built.append(type(layer.weight.data))
             return layer
