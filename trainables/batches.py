@@ -113,20 +113,15 @@ class _MicroBatches(Dataset[Batch]):
             read_at = time.perf_counter()
             batch = self._collate(samples)
         collated_at = time.perf_counter()
-        batch = self._augment_batch(batch, micro)
+        if self._augment is not None:
+            keyed = Keyed(batch, draws.keys(self._config.seed, micro.epoch, torch.tensor(micro.indices)))
+            on_device = self._config.knobs.device_augmentation
+            batch = keyed if on_device else self._augment(*keyed, self._config, micro.phase)
         seconds = self.seconds
         seconds["read"] += read_at - start
         seconds["collate"] += collated_at - read_at
         seconds["augment"] += time.perf_counter() - collated_at
         return batch
-
-    def _augment_batch(self, batch: Batch, micro: MicroBatch) -> Batch:
-        if self._augment is None:
-            return batch
-        keyed = Keyed(batch, draws.keys(self._config.seed, micro.epoch, torch.tensor(micro.indices)))
-        if self._config.knobs.device_augmentation:
-            return keyed
-        return self._augment(keyed.batch, keyed.keys, self._config, micro.phase)
 
 
 class _Planned(Sampler[MicroBatch]):
@@ -186,14 +181,10 @@ class Loader:
     def epoch(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
         """Yields a collated batch for each micro-batch of the plan, on the host; `Keyed` if the device augments it."""
         if self.loader is None:
-            return self._load_here(plan)
+            loaded = map(self._micro_batches.__getitem__, plan)
+            return (mapped(Tensor.pin_memory, batch) for batch in loaded) if self._pins else loaded
         self._plan.micro_batches = plan
         return iter(self.loader)
-
-    def _load_here(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
-        for micro in plan:
-            batch = self._micro_batches[micro]
-            yield mapped(Tensor.pin_memory, batch) if self._pins else batch
 
     def seen(self, epoch: Iterator[Batch]) -> dict[str, Any]:
         """Returns facts about the loading of an epoch, read from the loader while it delivers batches."""

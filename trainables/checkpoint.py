@@ -24,6 +24,8 @@ from trainables.resident import changing, plain, written
 
 POINTER = "checkpoint.json"
 _COUNTERS = ("samples", "steps", "epoch", "micro_batches_done")
+_OF_DEVICE = ("fused", "foreach", "capturable")
+"""Settings of a parameter group that depend on the device, and are not kept."""
 
 
 class CheckpointError(Exception):
@@ -36,7 +38,13 @@ def save(state: State, folder: Path, *, identity: str, made_of: Mapping[str, str
     `made_of` are further facts about the run; `load` returns them for its caller to compare.
     Raises CheckpointError if the optimiser keeps something that is neither tensor nor number.
     """
-    tensors = _tensors(state)
+    tensors = {f"model.{name}": t for name, t in trained_tensors(state.model, state.marks).items()}
+    kept = _optimizer_state(state)
+    for name, value in kept.items():
+        tensors[name] = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
+    tensors["random.cpu"] = torch.get_rng_state()
+    if state.device.type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(state.device)
     # Copies, since safetensors refuses tensors that share memory, as the map of 8-bit AdamW does with every parameter.
     payload = save_tensors({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()})
     path = folder / f"state-{state.samples}.safetensors"
@@ -47,8 +55,11 @@ def save(state: State, folder: Path, *, identity: str, made_of: Mapping[str, str
         "identity": identity,
         "made_of": dict(made_of or {}),
         "scaler": state.scaler.state_dict(),
-        "numbers": [name for name, value in _optimizer_state(state).items() if not isinstance(value, Tensor)],
-        "groups": [_settings(group) for group in state.optimizer.param_groups],
+        "numbers": [name for name, value in kept.items() if not isinstance(value, Tensor)],
+        "groups": [
+            {n: v for n, v in group.items() if isinstance(v, int | float | str) and n not in _OF_DEVICE}
+            for group in state.optimizer.param_groups
+        ],
         "plain": {name: plain(module) for name, module in state.model.named_modules()},
         **{name: getattr(state, name) for name in _COUNTERS},
     }
@@ -103,16 +114,6 @@ def trained_tensors(model: nn.Module, first: Mapping[str, Tensor]) -> dict[str, 
     The latter, such as those of a teacher that follows the model, differ from the `first` marks (`resident.marks`).
     """
     return {**dict(changing(model)), **written(model, first)}
-
-
-def _tensors(state: State) -> dict[str, Tensor]:
-    tensors = {f"model.{name}": t for name, t in trained_tensors(state.model, state.marks).items()}
-    for name, value in _optimizer_state(state).items():
-        tensors[name] = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
-    tensors["random.cpu"] = torch.get_rng_state()
-    if state.device.type == "cuda":
-        tensors["random.cuda"] = torch.cuda.get_rng_state(state.device)
-    return tensors
 
 
 def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -> None:
@@ -181,12 +182,6 @@ def _optimizer_state(state: State) -> dict[str, Tensor | float]:
     return values
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers and texts of a parameter group, without settings that depend on the device."""
-    of_device = ("fused", "foreach", "capturable")
-    return {n: v for n, v in group.items() if isinstance(v, int | float | str) and n not in of_device}
-
-
 def _parameters_of(state: State) -> list[Tensor]:
     return [p for group in state.optimizer.param_groups for p in group["params"]]
 
@@ -194,11 +189,8 @@ def _parameters_of(state: State) -> list[Tensor]:
 def _pointer(folder: Path) -> dict[str, Any]:
     try:
         pointer = json.loads((folder / POINTER).read_text(encoding="utf-8"))
-        missing = [
-            n
-            for n in ("file", "sha256", "identity", "scaler", "numbers", "groups", "plain", *_COUNTERS)
-            if n not in pointer
-        ]
+        needed = ("file", "sha256", "identity", "scaler", "numbers", "groups", "plain", *_COUNTERS)
+        missing = [n for n in needed if n not in pointer]
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / POINTER} cannot be read: {error}") from error
     if missing:

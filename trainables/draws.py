@@ -27,7 +27,8 @@ _AT_ONCE = 32_768
 
 def keys(seed: int, epoch: int, index: Tensor) -> Tensor:
     """Returns the keys, int64, of samples `index`, int64, of the same shape, in an epoch of a run."""
-    return _mix(index + _signed(_epoch_bits(seed, epoch) + _GAMMA & _MASK))
+    epoch_bits = _mix_int(_mix_int(seed & _MASK) + epoch & _MASK)
+    return _mix(index + _signed(epoch_bits + _GAMMA & _MASK))
 
 
 def beside(key: Tensor, index: Tensor, others: Tensor) -> Tensor:
@@ -121,10 +122,6 @@ def _mix(bits: Tensor) -> Tensor:
     bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _signed(_MIX_1)
     bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _signed(_MIX_2)
     return bits ^ (bits >> 31 & (1 << 33) - 1)
-
-
-def _epoch_bits(seed: int, epoch: int) -> int:
-    return _mix_int(_mix_int(seed & _MASK) + epoch & _MASK)
 
 
 def _mix_int(bits: int) -> int:

@@ -120,8 +120,10 @@ def differing(
             noise, module = _difference(whole, again)[0], again.unlike
         if name == "micro_batch_size" and module:
             reasons[name] = f"{module} {OTHERWISE}"
+        elif noise <= GRADIENT_ROUNDING_FRAC and name == "micro_batch_size":
+            reasons[name] = NOT_A_MEAN
         elif noise <= GRADIENT_ROUNDING_FRAC:
-            reasons[name] = _reason(name, whose)
+            reasons[name] = f"{whose} updates its buffers differently" if whose else "its gradients differ"
         elif by > NOISE_TIMES * noise:
             reasons[name] = "a step differs by more than its random numbers explain"
         elif untold is not None:
@@ -258,13 +260,6 @@ def _difference(reference: _Learned, other: _Learned) -> tuple[float, str]:
             if by > worst * norm and math.isfinite(by) and norm > 0:
                 worst, whose = by / norm, key[0] if a is reference.buffers else ""
     return worst, whose
-
-
-def _reason(name: str, whose: str) -> str:
-    """Returns why a knob changes what is learned; a buffer of module `whose` differs, "" if a gradient does."""
-    if name == "micro_batch_size":
-        return NOT_A_MEAN
-    return f"{whose} updates its buffers differently" if whose else "its gradients differ"
 
 
 def _draws(resident: Resident, config: Config, count: int) -> bool:

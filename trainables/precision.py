@@ -128,7 +128,7 @@ def checkpointed(modules: Sequence[nn.Module], on: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for module in modules if on else ():
             forward = vars(module).get("forward")
-            if _is_wrapped(forward):  # a block may be used twice
+            if isinstance(forward, functools.partial) and forward.func is checkpoint:  # a block may be used twice
                 continue
             if forward is None:
                 stack.callback(delattr, module, "forward")
@@ -136,10 +136,6 @@ def checkpointed(modules: Sequence[nn.Module], on: bool) -> Iterator[None]:
                 stack.callback(setattr, module, "forward", forward)
             module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)  # shadows the method
         yield
-
-
-def _is_wrapped(forward: object) -> bool:
-    return isinstance(forward, functools.partial) and forward.func is checkpoint
 
 
 def compiled(model: nn.Module, knobs: Knobs) -> nn.Module:

@@ -188,10 +188,7 @@ class Group(Ranks):
             gradient_as_bucket_view=True,
             find_unused_parameters=True,  # phases and heads may leave some out
         )
-        self._copy_first(state)
-
-    def _copy_first(self, state: Any) -> None:
-        """Copies the counters and the optimiser of rank 0; DDP has copied its weights by now."""
+        # The counters and the optimiser of rank 0; DDP has copied its weights by now.
         message: list[Any] = [None]
         if self.rank == 0:
             counters = {n: getattr(state, n) for n in ("samples", "steps", "epoch", "micro_batches_done")}

@@ -164,11 +164,13 @@ def table_of(workload: Workload | OwnLoop) -> KnobTable:
         raise WorkloadError(str(error)) from None
 
 
-def options_of(config: Config, defaults: Mapping[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """Returns a workload's options, by default those of `defaults`.
+def options_of(workload: Any, config: Config) -> dict[str, Any]:
+    """Returns the options of one of our workloads, by default its `options`.
 
-    Raises WorkloadError for a value outside of its domain, and for None unless it is the default.
+    Raises WorkloadError for a value outside of its domain in `domains`, and for None unless it is the default.
     """
+    defaults: Mapping[str, Any] = workload.options
+    domains: Mapping[str, Domain] = workload.domains
     options = {**defaults, **config.options}
     for name, domain in domains.items():
         if options[name] is None and defaults[name] is None:

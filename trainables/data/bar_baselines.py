@@ -19,16 +19,11 @@ def rules(train: BarWindows, val: BarWindows, daily: bool) -> dict[str, float]:
     clocks = [part.decided_us // unit_us % units for part in (train, val)]
     flat = [part.windows.reshape(len(part.labels), -1) for part in (train, val)]
     return {
-        "majority class": majority(val.labels),
+        "majority class": float(max(val.labels.mean(), 1.0 - val.labels.mean())),
         "last known label": by_key(train.last_labels, train.labels, val.last_labels, val.labels),
         "weekday" if daily else "hour of day": by_key(clocks[0], train.labels, clocks[1], val.labels),
         "logistic regression": logistic(flat[0], train.labels, flat[1], val.labels),
     }
-
-
-def majority(val: Ints) -> float:
-    """Returns the accuracy of always guessing the larger class."""
-    return float(max(val.mean(), 1.0 - val.mean()))
 
 
 def by_key(train_key: Ints, train: Ints, val_key: Ints, val: Ints) -> float:

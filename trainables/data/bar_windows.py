@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,26 +59,23 @@ def parts(
     framed = {name: [resample(bars, frame) for frame in frames] for name, bars in series.items()}
     made = {name: decisions(frames, bars, label, horizon) for name, bars in framed.items()}
     cut_us = split_at(list(made.values()), val_frac)
-    found: list[list[BarWindows]] = [[], []]
+    found: list[list[tuple[NDArray[Any], ...]]] = [[], []]
     for name, these in made.items():
         training = these.known_us <= cut_us
         if not training.any():
-            raise _too_short(name, len(series[name].close_us), frames, horizon)
+            needed = ", ".join(f"{frame.window + 1} of {frame.name}" for frame in frames)
+            raise DataError(
+                f"{name}: found {len(series[name].close_us)} bars, with nothing to train on; allowed: as many as the "
+                f"windows ({needed}) and three horizons of {horizon} need before the validation part; leave the series "
+                "out, or shorten the windows"
+            )
         until_us = int(these.decided_us[training][-1])
         values = [scaled(features(bars), bars.close_us[1:], until_us) for bars in framed[name]]
         for part, chosen in zip(found, (training, these.decided_us >= cut_us), strict=True):
-            looks = (
-                windows(v, end[chosen], frame.window) for v, end, frame in zip(values, these.ends, frames, strict=True)
-            )
-            part.append(
-                BarWindows(
-                    np.concatenate(list(looks), axis=1),
-                    these.labels[chosen],
-                    these.last_labels[chosen],
-                    these.decided_us[chosen],
-                )
-            )
-    train, val = (_pooled(part) for part in found)
+            looks = (windows(v, e[chosen], f.window) for v, e, f in zip(values, these.ends, frames, strict=True))
+            answers_of = (column[chosen] for column in (these.labels, these.last_labels, these.decided_us))
+            part.append((np.concatenate(list(looks), axis=1), *answers_of))
+    train, val = (BarWindows(*map(np.concatenate, zip(*part, strict=True))) for part in found)
     return train, val
 
 
@@ -132,20 +130,3 @@ def windows(values: NDArray[np.float32], ends: Ints, window: int) -> NDArray[np.
     """Returns the last `window` rows before each end, oldest first, shape (ends, window, feature)."""
     looks: NDArray[np.float32] = values[ends[:, None] + np.arange(-window, 0)]
     return looks
-
-
-def _pooled(series: Sequence[BarWindows]) -> BarWindows:
-    return BarWindows(
-        np.concatenate([part.windows for part in series]),
-        np.concatenate([part.labels for part in series]),
-        np.concatenate([part.last_labels for part in series]),
-        np.concatenate([part.decided_us for part in series]),
-    )
-
-
-def _too_short(series: str, bars: int, frames: Sequence[Timeframe], horizon: int) -> DataError:
-    wanted = ", ".join(f"{frame.window + 1} of {frame.name}" for frame in frames)
-    return DataError(
-        f"{series}: found {bars} bars, with nothing to train on; allowed: as many as the windows ({wanted}) and three "
-        f"horizons of {horizon} need before the validation part; leave the series out, or shorten the windows"
-    )

@@ -64,11 +64,12 @@ def read(path: Path) -> dict[str, pd.DataFrame]:
     file has adjusted closes, all four prices are multiplied by their ratio to the closes: a split is then no loss.
     Without a volume it is 0. Raises DataError with file, line and field.
     """
-    files = sorted(f for f in path.iterdir() if _is_bars(f)) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = sorted(f for f in path.glob("[!.]*") if f.is_file() and f.name.endswith(BAR_SUFFIXES))
     if not files:
-        raise wrong(
-            path, "no file of market bars", f"files ending in {' or '.join(BAR_SUFFIXES)}", remedy=OTHER_LAYOUTS
-        )
+        allowed = f"files ending in {' or '.join(BAR_SUFFIXES)}"
+        raise wrong(path, "no file of market bars", allowed, remedy=OTHER_LAYOUTS)
     found: dict[str, pd.DataFrame] = {}
     for file in files:
         for symbol, bars in _checked(_table(file)).items():
@@ -108,10 +109,6 @@ def times_us(bars: pd.DataFrame) -> NDArray[np.int64]:
     index = pd.DatetimeIndex(bars.index)
     opened: NDArray[np.int64] = index.tz_convert(None).as_unit("us").to_numpy().astype(np.int64)
     return opened
-
-
-def _is_bars(file: Path) -> bool:
-    return file.is_file() and file.name.endswith(BAR_SUFFIXES) and not file.name.startswith(".")
 
 
 def _table(path: Path) -> Table:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from trainables.data.errors import DataError
+from trainables.data.errors import wrong
 from trainables.files import cache_dir, write_whole
 
 
@@ -38,9 +38,7 @@ def written_once(name: str, write: Callable[[Path], None]) -> Path:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        raise DataError(
-            f"{root}: found {error}; allowed: a folder to write to; set XDG_CACHE_HOME to another"
-        ) from None
+        raise wrong(root, str(error), "a folder to write to; set XDG_CACHE_HOME to another") from None
     return wanted
 
 

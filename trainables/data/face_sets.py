@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainables.data import faces_300w_lp, faces_biwi
 from trainables.data.cache import kept
-from trainables.data.errors import OTHER_LAYOUTS, DataError, wrong
+from trainables.data.errors import OTHER_LAYOUTS, wrong
 from trainables.data.faces import Face
 
 NOT_FACES = ("landmarks", "Code")
@@ -34,9 +34,7 @@ def read(folder: Path) -> list[Face]:
         mats += [path for path in paths if path.suffix == ".mat"]
         poses += [path for path in paths if path.match("frame_*_pose.txt")]
     if mats and poses:
-        raise DataError(
-            f"{folder}: found {mats[0].name} and {poses[0].name}; allowed: one set of faces; give its folder"
-        )
+        raise wrong(folder, f"{mats[0].name} and {poses[0].name}", "one set of faces; give its folder")
     faces = _indexed("biwi", poses, faces_biwi.read) if poses else _indexed("mat", mats, faces_300w_lp.read)
     if not faces:
         allowed = "NAME.mat (300W-LP) or frame_*_pose.txt (BIWI)"
@@ -65,9 +63,7 @@ def split(faces: list[Face], val_frac: float, seed: int) -> tuple[list[Face], li
     """
     groups = sorted({face.group for face in faces})
     if len(groups) < 2:
-        raise DataError(
-            f"{faces[0].image.parent}: found faces of {groups[0]} alone; allowed: two groups to split, or val_data"
-        )
+        raise wrong(faces[0].image.parent, f"faces of {groups[0]} alone", "two groups to split, or val_data")
     random.Random(seed).shuffle(groups)
     held_out = set(groups[: min(len(groups) - 1, max(1, round(val_frac * len(groups))))])
     return [f for f in faces if f.group not in held_out], [f for f in faces if f.group in held_out]

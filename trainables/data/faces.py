@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainables.data.errors import DataError
+from trainables.data.errors import DataError, wrong
 
 LIMIT_DEG = 99.0
 """A head turned further about any axis is left out of every set, as HopeNet does: its bins end there."""
@@ -40,10 +40,9 @@ class Face:
 def square(source: Path, field: str, centre: tuple[float, float], side: float) -> tuple[int, int, int, int]:
     """Returns the square box around a place, in whole pixels; raises DataError where it cannot be one of an image."""
     if not 1.0 <= side <= MAX_BOX_PX or max(map(abs, centre)) > MAX_BOX_PX:
-        raise DataError(
-            f"{source}: {field}: found a face {side:.6g} px wide at ({centre[0]:.6g}, {centre[1]:.6g}); allowed: 1 to "
-            f"{MAX_BOX_PX} px, at most {MAX_BOX_PX} px from the image's corner"
-        )
+        found = f"a face {side:.6g} px wide at ({centre[0]:.6g}, {centre[1]:.6g})"
+        allowed = f"1 to {MAX_BOX_PX} px, at most {MAX_BOX_PX} px from the image's corner"
+        raise wrong(source, found, allowed, field=field)
     left, top, whole = round(centre[0] - side / 2), round(centre[1] - side / 2), round(side)
     return left, top, left + whole, top + whole
 

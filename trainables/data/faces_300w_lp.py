@@ -20,7 +20,7 @@ import numpy as np
 import scipy.io
 from numpy.typing import NDArray
 
-from trainables.data.errors import OTHER_LAYOUTS, DataError, wrong
+from trainables.data.errors import OTHER_LAYOUTS, wrong
 from trainables.data.faces import Face, square
 
 CROP_K = 0.35
@@ -46,7 +46,11 @@ def box_of(source: Path, landmarks: NDArray[np.float64]) -> tuple[int, int, int,
 
 
 def _face(path: Path) -> Face:
-    found = _load(path)
+    try:
+        found = dict(scipy.io.loadmat(path, variable_names=["Pose_Para", "pt2d"]))
+    except Exception as error:  # in a torn file scipy meets, and raises, about anything
+        why = f"{type(error).__name__}: {error}"
+        raise wrong(path, why, "a MATLAB file of version 4 to 7.2 (save with -v7)") from None
     pitch, yaw, roll = np.degrees(_numbers(path, found, "Pose_Para", (1, 7))[0, :3]).tolist()
     box = box_of(path, _numbers(path, found, "pt2d", (2, 68)))
     image = path.with_suffix(".jpg")
@@ -54,14 +58,6 @@ def _face(path: Path) -> Face:
         raise wrong(path, "no image beside it", f"one named {image.name}")
     group = f"{path.parent.name.removesuffix('_Flip')}/{_FACE_AND_VIEW.sub('', path.stem)}"
     return Face(image, box, (yaw, pitch, roll), group)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return dict(scipy.io.loadmat(path, variable_names=["Pose_Para", "pt2d"]))
-    except Exception as error:  # in a torn file scipy meets, and raises, about anything
-        why = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path}: found {why}; allowed: a MATLAB file of version 4 to 7.2 (save with -v7)") from None
 
 
 def _numbers(path: Path, found: dict[str, Any], field: str, shape: tuple[int, int]) -> NDArray[np.float64]:

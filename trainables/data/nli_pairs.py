@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import NoReturn
 
 from trainables.data.errors import OTHER_LAYOUTS, wrong
 
@@ -85,7 +84,12 @@ def read_splits(path: Path, val_frac: float, seed: int) -> tuple[list[TextPair],
     """
     source = path
     if path.is_dir():
-        source = _file_of(path, "train") or _no_train_file(path)
+        train_file = _file_of(path, "train")
+        if train_file is None:
+            names = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
+            allowed = f"a file with 'train' in its name, ending in {', '.join(PAIR_SUFFIXES)} or .gz of these"
+            raise wrong(path, names, allowed, remedy=OTHER_LAYOUTS)
+        source = train_file
         held_out = _file_of(path, "dev", "val", "validation")
         if held_out is not None:
             return read(source), read(held_out)
@@ -112,12 +116,6 @@ def balanced(pairs: Sequence[TextPair], rng: random.Random, limit: int | None = 
     size = min(len(indices) for indices in classes)
     size = size if limit is None else min(size, limit // 2)
     return [pairs[i] for i in sorted(i for indices in classes for i in rng.sample(indices, size))]
-
-
-def majority_accuracy(val: Sequence[TextPair]) -> float:
-    """Returns the accuracy, 0 to 1, of always guessing the larger class."""
-    share = sum(pair.entails for pair in val) / len(val)
-    return max(share, 1.0 - share)
 
 
 def hypothesis_only_accuracy(train: Sequence[TextPair], val: Sequence[TextPair]) -> float:
@@ -162,12 +160,6 @@ def _file_of(folder: Path, *words: str) -> Path | None:
         if found:
             return found[0]
     return None
-
-
-def _no_train_file(folder: Path) -> NoReturn:
-    names = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
-    allowed = f"a file with 'train' in its name, ending in {', '.join(PAIR_SUFFIXES)} or .gz of these"
-    raise wrong(folder, names, allowed, remedy=OTHER_LAYOUTS)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -44,17 +44,16 @@ def read_splits(root: Path, val_frac: float | None, seed: int) -> tuple[list[Rec
     1) so much of each label's training recordings is held out, drawn by `seed`, and val and test are left alone.
     Every file's header is read, its numbers are not. Raises DataError.
     """
-    parts = _in_folders(root)
-    train, own = parts.get("train", []), parts.get("val") or parts.get("test") or []
+    files = {split: (root / split).glob("[!.]*/[!.]*.npy") for split in SPLITS}
+    parts = {split: [(file, file.parent.name) for file in found] for split, found in files.items()}
+    train, own = parts["train"], parts["val"] or parts["test"]
     if not train:
         found = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) if root.is_dir() else "no such folder"
         raise wrong(root, found or "nothing", "train/<label>/<id>.npy", remedy=OTHER_LAYOUTS)
     if val_frac is not None:
         train, own = _held_out(root, train, val_frac, seed)
     elif not own:
-        raise DataError(
-            f"{root}: found no recording in val or test; allowed: one of them, or val_frac to hold some out"
-        )
+        raise wrong(root, "no recording in val or test", "one of them, or val_frac to hold some out")
     recordings = [[_header(path, label) for path, label in sorted(part, key=_by_label)] for part in (train, own)]
     _check(root, *recordings)
     return recordings[0], recordings[1]
@@ -102,20 +101,6 @@ def write(root: Path, sequences: Iterable[tuple[str, str, str, NDArray[np.floati
         folder = root / split / label
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / f"{name}.npy", np.asarray(values, dtype=np.float32), allow_pickle=False)
-
-
-def _in_folders(root: Path) -> dict[str, list[tuple[Path, str]]]:
-    return {
-        split: [
-            (file, folder.name)
-            for folder in (root / split).iterdir()
-            if folder.is_dir() and not folder.name.startswith(".")
-            for file in folder.glob("*.npy")
-            if not file.name.startswith(".")
-        ]
-        for split in SPLITS
-        if (root / split).is_dir()
-    }
 
 
 def _held_out(

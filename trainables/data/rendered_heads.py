@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import scipy.io
-from numpy.typing import NDArray
 from PIL import Image
 
 from trainables.data import head_mesh
 from trainables.data.cache import written_once
-from trainables.data.head_mesh import Camera, Floats, draw, landmarks, random_head, rotation
+from trainables.data.head_mesh import Camera, draw, landmarks, random_head, rotation
 
 SIZE_PX = 144
 """Of an image; those of 300W-LP have 450. The face's box is about 90 of them wide."""
@@ -46,26 +45,18 @@ def _generator() -> str:
 def _write(root: Path, count: int) -> None:
     (root / "HEADS").mkdir()
     for index in range(count):
-        _write_head(root / "HEADS" / f"HEADS_{index:05d}_0", np.random.default_rng([index, 0]))
-
-
-def _write_head(stem: Path, rng: np.random.Generator) -> None:
-    head, (yaw, pitch, roll) = random_head(rng), _random_angles_deg(rng)
-    turned = rotation(yaw, pitch, roll)
-    camera = _camera(33.0 * rng.uniform(0.9, 1.1), SIZE_PX / 2 + rng.normal(0.0, 3.0, 2), turned)
-    Image.fromarray(draw(head, turned, camera, rng)).save(stem.with_suffix(".jpg"), quality=92)
-    pose = [*np.radians([pitch, yaw, roll]), *camera.centre_px, 0.0, camera.scale_px]
-    points = landmarks(head, turned, camera)
-    scipy.io.savemat(stem.with_suffix(".mat"), {"Pose_Para": np.array([pose]), "pt2d": points.astype(np.float64)})
-
-
-def _camera(scale_px: float, at_px: NDArray[np.float64], turned: Floats) -> Camera:
-    """Returns the camera that sees the middle of the turned head at a place of the image."""
-    aside = (turned @ MIDDLE_DM) * scale_px
-    return Camera(scale_px, (float(at_px[0] - aside[0]), float(at_px[1] + aside[1])), (SIZE_PX, SIZE_PX))
-
-
-def _random_angles_deg(rng: np.random.Generator) -> tuple[float, float, float]:
-    """Returns yaw, pitch and roll: yaw even over the range of BIWI, the others as upright people hold their heads."""
-    pitch, roll = np.clip(rng.normal(0.0, (20.0, 15.0)), (-60.0, -50.0), (60.0, 50.0))
-    return float(rng.uniform(-75.0, 75.0)), float(pitch), float(roll)
+        stem, rng = root / "HEADS" / f"HEADS_{index:05d}_0", np.random.default_rng([index, 0])
+        head = random_head(rng)
+        # Pitch and roll as upright people hold their heads, yaw even over the range of BIWI.
+        pitch, roll = np.clip(rng.normal(0.0, (20.0, 15.0)), (-60.0, -50.0), (60.0, 50.0)).tolist()
+        yaw = float(rng.uniform(-75.0, 75.0))
+        turned = rotation(yaw, pitch, roll)
+        # The camera sees the middle of the turned head near that of the image.
+        scale_px, at_px = 33.0 * rng.uniform(0.9, 1.1), SIZE_PX / 2 + rng.normal(0.0, 3.0, 2)
+        aside = (turned @ MIDDLE_DM) * scale_px
+        centre_px = (float(at_px[0] - aside[0]), float(at_px[1] + aside[1]))
+        camera = Camera(scale_px, centre_px, (SIZE_PX, SIZE_PX))
+        Image.fromarray(draw(head, turned, camera, rng)).save(stem.with_suffix(".jpg"), quality=92)
+        pose = [*np.radians([pitch, yaw, roll]), *centre_px, 0.0, scale_px]
+        points = landmarks(head, turned, camera)
+        scipy.io.savemat(stem.with_suffix(".mat"), {"Pose_Para": np.array([pose]), "pt2d": points.astype(np.float64)})

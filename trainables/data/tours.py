@@ -84,8 +84,10 @@ def splits(data: str | None, nodes: int, sizes: tuple[int, int], seed: int) -> S
     """
     if data is None:
         return of_cities(nodes, sizes, seed)
-    if data == UNIFORM:
-        return uniform(nodes, sizes, seed)
+    if data == UNIFORM:  # the unit square, on which most papers report
+        generator = np.random.default_rng(seed)
+        parts = [[generator.random((nodes, 2)) for _ in range(size)] for size in sizes]
+        return Splits(*([solved(points, euclidean(points)) for points in part] for part in parts))
     allowed = f"null (real cities) or {UNIFORM} (points on a square)"
     raise wrong(f"workload.data={data}", "no set of tours", allowed, remedy=OTHER_LAYOUTS)
 
@@ -97,13 +99,6 @@ def of_cities(nodes: int, sizes: tuple[int, int], seed: int) -> Splits:
     centres = np.split(generator.permutation(len(cities)), [len(cities) - int(VAL_SHARE * len(cities))])
     parts = zip(centres, sizes, strict=True)
     return Splits(*(list(_around(cities, np.resize(part, size), nodes, generator)) for part, size in parts))
-
-
-def uniform(nodes: int, sizes: tuple[int, int], seed: int) -> Splits:
-    """Returns `sizes` instances of points spread evenly on the unit square, on which most papers report."""
-    generator = np.random.default_rng(seed)
-    parts = [[generator.random((nodes, 2)) for _ in range(size)] for size in sizes]
-    return Splits(*([solved(points, euclidean(points)) for points in part] for part in parts))
 
 
 def solved(points: Floats, distances: Floats) -> Instance:

@@ -107,9 +107,7 @@ class StudyCallback(TrainerCallback):
         self._run.passed()
         self._run.took(args.per_device_train_batch_size)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, *_: Any, **own: Any) -> None:
         """Reports the end of forward and backward passes."""
         self._run.before_step()
 

@@ -148,7 +148,7 @@ class HeadPose:
         "max_train_samples": None,
         "max_val_samples": None,
     }
-    _domains: ClassVar[Mapping[str, Domain]] = {
+    domains: ClassVar[Mapping[str, Domain]] = {
         "image_size": Domain(int, low=16),
         "heads": Domain(int, low=2),
         "max_train_samples": Domain(int, low=1),
@@ -161,7 +161,7 @@ class HeadPose:
 
     def faces(self, config: Config) -> dict[Split, list[Face]]:
         """Returns both splits, the same for every seed; read once, and drawn first if necessary. Raises DataError."""
-        options = _options(config)
+        options = options_of(self, config)
         key = tuple(value for name, value in options.items() if name != "image_size")
         if key not in self._read:
             train = face_sets.read(Path(options["data"] or rendered_heads.folder(options["heads"])))
@@ -177,7 +177,7 @@ class HeadPose:
 
     def dataset(self, config: Config, split: Split) -> Faces:
         """Returns the split; each face is read on access."""
-        return Faces(self.faces(config)[split], _options(config)["image_size"])
+        return Faces(self.faces(config)[split], options_of(self, config)["image_size"])
 
     @staticmethod
     def collate(samples: Sequence[FaceSample]) -> FaceSample:
@@ -210,7 +210,7 @@ class HeadPose:
 
     def model(self, config: Config) -> PoseNet:
         """Returns a network as wide as the knob hidden_size says."""
-        return PoseNet(config.knobs.hidden_size, _options(config)["image_size"], config.knobs.dropout)
+        return PoseNet(config.knobs.hidden_size, options_of(self, config)["image_size"], config.knobs.dropout)
 
     def loss(self, model: nn.Module, batch: FaceSample) -> Tensor:
         """Returns the mean over batch and angles of the bins' cross-entropy and of the expectation's squared error."""
@@ -231,10 +231,6 @@ class HeadPose:
         faces = self.faces(config)
         train, val = (torch.tensor([f.angles_deg for f in faces[s]], dtype=torch.float64) for s in ("train", "val"))
         return {"mean pose": {"mae": (val - train.mean(dim=0)).abs().mean().item()}}
-
-
-def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, HeadPose.options, HeadPose._domains)
 
 
 def expected_deg(logits: Tensor) -> Tensor:

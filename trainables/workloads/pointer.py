@@ -173,7 +173,7 @@ class PointerNet:
         "layers": 2,
     }
 
-    _domains: ClassVar[Mapping[str, Domain]] = {
+    domains: ClassVar[Mapping[str, Domain]] = {
         "nodes": Domain(int, low=5, high=MOST_EXACT),
         "train_samples": Domain(int, low=1),
         "val_samples": Domain(int, low=1),
@@ -185,7 +185,7 @@ class PointerNet:
 
     def dataset(self, config: Config, split: Split) -> Instances:
         """Returns the split, the same for every seed; drawn and solved once a process, 4 s by default."""
-        options = _options(config)
+        options = options_of(self, config)
         key = tuple(options[name] for name in ("data", "nodes", "train_samples", "val_samples"))
         if key not in self._splits:
             sizes = options["train_samples"], options["val_samples"]
@@ -232,7 +232,7 @@ class PointerNet:
         width = config.knobs.hidden_size
         if width % HEADS:
             raise WorkloadError(f"knobs.hidden_size={width}: expected a multiple of {HEADS}, the attention heads")
-        return Pointer(width, _options(config)["layers"], config.knobs.dropout)
+        return Pointer(width, options_of(self, config)["layers"], config.knobs.dropout)
 
     def loss(self, model: nn.Module, batch: TourBatch) -> Tensor:
         """Returns the cross-entropy of the next node: the mean over a tour's steps, then over the batch.
@@ -269,10 +269,6 @@ class PointerNet:
 def _nearest_first(features: Tensor, distances: Tensor) -> Tensor:
     """Returns scores that prefer the nearest node; in the place of a network."""
     return (-features[..., TO_CURRENT]).masked_fill(features[..., IS_VISITED] > 0, -1e9)
-
-
-def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, PointerNet.options, PointerNet._domains)
 
 
 WORKLOAD = PointerNet()

@@ -227,7 +227,7 @@ class Signals:
         "max_train_samples": None,
         "max_val_samples": None,
     }
-    _domains: ClassVar[Mapping[str, Domain]] = {
+    domains: ClassVar[Mapping[str, Domain]] = {
         "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
         "max_train_samples": Domain(int, low=2),
         "max_val_samples": Domain(int, low=2),
@@ -239,7 +239,8 @@ class Signals:
 
     def dataset(self, config: Config, split: Split) -> Samples:
         """Returns the split, the same for every seed; files are listed once. Raises DataError."""
-        options, key = _options(config), _key(config)
+        options = options_of(self, config)
+        key = tuple(options.values())
         if key not in self._read:
             root = Path(options["data"]) if options["data"] else spoken_digits.folder()
             parts = npy_sequences.read_splits(root, options["val_frac"], SPLIT_SEED)
@@ -302,7 +303,7 @@ class Signals:
 
         Samples are cut to the shortest of their group, so that the host knows the length of the device's choice.
         """
-        key = (*_key(config), str(device))
+        key = (*options_of(self, config).values(), str(device))
         if key not in self._references:
             train = self.dataset(config, "train")
             by_length = sorted(range(len(train)), key=lambda index: train.recordings[index].steps)
@@ -354,14 +355,6 @@ class Signals:
             "nearest class mean": sum(seen[n] == label for n, (_, label) in zip(nearest, val, strict=True)),
         }
         return {name: {"accuracy": count / len(val)} for name, count in right.items()}
-
-
-def _key(config: Config) -> tuple[Any, ...]:
-    return tuple(_options(config)[name] for name in Signals.options)
-
-
-def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, Signals.options, Signals._domains)
 
 
 WORKLOAD = Signals()

@@ -156,7 +156,7 @@ class Temporal:
         "horizon": 12,  # bars of the shortest frame that the label looks ahead
         "val_frac": 0.3,  # of the decisions, the last
     }
-    _domains: ClassVar[Mapping[str, Domain]] = {
+    domains: ClassVar[Mapping[str, Domain]] = {
         "label": Domain(str, values=("volatility", "direction")),
         "horizon": Domain(int, low=2),
         "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
@@ -174,10 +174,22 @@ class Temporal:
         return self._parts(config)[1][split]
 
     def _parts(self, config: Config) -> tuple[tuple[Timeframe, ...], dict[Split, BarWindows]]:
-        options = _options(config)
-        key = tuple(options[name] for name in self.options)
-        if key not in self._read:
-            self._read[key] = _read(options)
+        """Returns the timeframes and both splits; raises DataError, or WorkloadError for an option."""
+        options = options_of(self, config)
+        key = tuple(options.values())
+        if key in self._read:
+            return self._read[key]
+        series, length_us = bars.read_closed(Path(options["data"] or _default_data()))
+        wanted = options["timeframes"] or (INTRADAY if length_us <= HOUR_US else DAILY)
+        try:
+            frames = timeframes.parse(wanted)
+        except ValueError as error:
+            raise WorkloadError(f"workload.timeframes: {error}") from None
+        if frames[0].length_us < length_us:
+            why = f"its shortest, {frames[0].name}, is shorter than the data's bars of {length_us / HOUR_US:g} h"
+            raise WorkloadError(f"workload.timeframes={wanted}: {why}")
+        train, val = parts(series, frames, options["label"], options["horizon"], options["val_frac"])
+        self._read[key] = frames, {"train": train, "val": val}
         return self._read[key]
 
     def dataset(self, config: Config, split: Split) -> WindowDataset:
@@ -224,10 +236,6 @@ class Temporal:
         return {name: {"accuracy": accuracy} for name, accuracy in accuracies.items()}
 
 
-def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, Temporal.options, Temporal._domains)
-
-
 def _default_data() -> Path:
     try:
         package = importlib.metadata.distribution("gym-anytrading")
@@ -235,21 +243,6 @@ def _default_data() -> Path:
         return STOCKS_FILE
     hourly = Path(str(package.locate_file("gym_anytrading/datasets/data/FOREX_EURUSD_1H_ASK.csv")))
     return hourly if hourly.is_file() else STOCKS_FILE
-
-
-def _read(options: Mapping[str, Any]) -> tuple[tuple[Timeframe, ...], dict[Split, BarWindows]]:
-    """Returns the timeframes and both splits of the data; raises DataError, or WorkloadError for an option."""
-    series, length_us = bars.read_closed(Path(options["data"] or _default_data()))
-    wanted = options["timeframes"] or (INTRADAY if length_us <= HOUR_US else DAILY)
-    try:
-        frames = timeframes.parse(wanted)
-    except ValueError as error:
-        raise WorkloadError(f"workload.timeframes: {error}") from None
-    if frames[0].length_us < length_us:
-        why = f"its shortest, {frames[0].name}, is shorter than the data's bars of {length_us / HOUR_US:g} h"
-        raise WorkloadError(f"workload.timeframes={wanted}: {why}")
-    train, val = parts(series, frames, options["label"], options["horizon"], options["val_frac"])
-    return frames, {"train": train, "val": val}
 
 
 WORKLOAD = Temporal()
