@@ -197,20 +197,20 @@ def test_network_guard_stops_other_machines_only() -> None:
 # Lines of Python that each part of the house may have, rounded up to 10. They only go down: the next aim is 28,500 of
 # source and 20,500 of tests. A change that needs more takes them from somewhere else.
 MOST_LINES = {
-    "tuning/cli/*.py": 2_330,
+    "tuning/cli/*.py": 2_190,
     "tuning/config/*.py": 2_480,
     "tuning/journal/*.py": 1_400,
     "tuning/memory/*.py": 3_150,
-    "tuning/report/*.py": 3_330,
-    "tuning/search/*.py": 3_460,
+    "tuning/report/*.py": 3_210,
+    "tuning/search/*.py": 3_520,
     "tuning/stats/*.py": 170,
-    "tuning/study/*.py": 1_460,
+    "tuning/study/*.py": 1_510,
     "tuning/workers/*.py": 4_760,
     "trainables/*.py": 11_060,
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 770,
     "tests/trainables/*.py": 7_980,
-    "tests/tuning/*.py": 16_130,
+    "tests/tuning/*.py": 15_780,
 }
 
 
