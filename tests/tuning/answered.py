@@ -21,6 +21,21 @@ PER_S = {"before": 33.0, "t007": 61.0, "t003": 50.0, "t009": 20.0, SYSTEM: 40.0}
 POINTS = (300, 600, 900, 1200)
 
 
+def changed(record: Record, **fields: Any) -> Record:
+    """Returns a record with other fields."""
+    return dataclasses.replace(record, fields={**record.fields, **fields})
+
+
+def each(records: Sequence[Record], event: str, of: str | None = None, **fields: Any) -> list[Record]:
+    """Returns the records with these fields in every one of an event, or in those of a name."""
+    return [changed(r, **fields) if r.event == event and of in (None, r.get("name")) else r for r in records]
+
+
+def until(records: Sequence[Record], stage: str) -> list[Record]:
+    """Returns the records before a stage began."""
+    return list(records[: next(n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", stage))])
+
+
 def run(records: Sequence[Record], **pick: Any) -> list[Record]:
     """Returns the records with what fresh seeds say of each finalist; `pick` are fields of the last record."""
     configs = {r["trial"]: r["config"] for r in records if r.event == "trial"}
@@ -36,8 +51,7 @@ def run(records: Sequence[Record], **pick: Any) -> list[Record]:
     fields = {"config": config, "reference": "before", "rule": "made up", "spread": 0.002, **fields}
     kept = [_of_today(r, today) for r in records if r.event not in ("window", "confirmed", "pick")]
     at = next(n for n, r in enumerate(kept) if (r.event, r.get("stage")) == ("stage", "confirm")) + 1
-    told = dataclasses.replace(picked, fields={**picked.fields, **fields})
-    found = [*kept[:at], *made, *turns, told, *kept[at:]]
+    found = [*kept[:at], *made, *turns, changed(picked, **fields), *kept[at:]]
     return [dataclasses.replace(r, seq=n) for n, r in enumerate(found)]
 
 
@@ -46,17 +60,15 @@ def _of_today(record: Record, today: Mapping[str, Any]) -> Record:
     if record.get("trial") != "t000" or record.event not in ("trial", "trial_start"):
         return record
     named = {"named": "before", "beside": True} if record.event == "trial_start" else {}
-    return dataclasses.replace(record, fields={**record.fields, "config": today, **named})
+    return changed(record, config=today, **named)
 
 
 def _trained(like: Record, name: str, number: int, config: Mapping[str, Any]) -> Record:
     end, per_s = QUALITY[name][number], PER_S[name]
     curve = [[n / per_s, n, {"accuracy": end - 0.02 * (3 - k)}] for k, n in enumerate(POINTS)]
     fields = {"name": name, "config": config, "seed": SEEDS[number], "values": {"accuracy": end}, "curve": curve}
-    own = {**like.fields, **fields, "samples_per_s": per_s, "train_s": POINTS[-1] / per_s}
-    return dataclasses.replace(like, fields=own)
+    return changed(like, **fields, samples_per_s=per_s, train_s=POINTS[-1] / per_s)
 
 
 def _window(like: Record, name: str, number: int, config: Mapping[str, Any]) -> Record:
-    fields = {"name": name, "round": number, "config": config, "samples_per_s": PER_S[name] * (1 + number / 100)}
-    return dataclasses.replace(like, fields={**like.fields, **fields})
+    return changed(like, name=name, round=number, config=config, samples_per_s=PER_S[name] * (1 + number / 100))

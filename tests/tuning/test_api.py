@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import os
 import re
 import subprocess
@@ -68,7 +69,7 @@ def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: 
     assert result.is_finished
     assert result.best is not None
     assert result.best.knobs["batch_size"] in (128, 32), "one of the space, or what is trained today"
-    assert result.best.is_confirmed or str(result).startswith("run one: Keep before")
+    assert result.best.is_confirmed or str(result).startswith("run one: Keep today's settings")
     assert result.answers["best"].quality.is_fresh == result.best.is_confirmed  # type: ignore[union-attr]
     others = {"best_at_speed": result.best_at_speed, "most_accurate": result.most_accurate}
     assert {name for name, one in others.items() if one is not None} == set(result.answers) - {"best"}
@@ -85,7 +86,7 @@ def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: 
     assert len(result.to_pandas()) == 3
     shown = result._repr_html_()
     assert "<table>" in shown
-    assert str(result) in re.sub("<[^>]*>", "", shown)
+    assert str(result) in html.unescape(re.sub("<[^>]*>", "", shown))
     assert repr(result) == str(result), "a prompt shows the answer, not all fields"
 
     again = read_run("last")

@@ -3,61 +3,50 @@
 from __future__ import annotations
 
 import math
-import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import progress
 from tuning.cli.progress import StageRow
 from tuning.report import format as fmt
-from tuning.report.format import duration, plain, rate, size
+from tuning.report.format import duration, plain, plural, rate, size
 
 REFRESH_PER_S = 2
-BESIDE_ROWS = 5
-"""Lines of the view that are not rows of the table: header, bar, what is waited for, the table's head and its rule."""
-MIN_ROWS = 3
-NARROW = 100
-"""Columns below which the peak is shown without its cap."""
-MAX_KEPT = 20
-"""Rows of a stage that stay on the screen when it is over."""
-_INDENTED: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8, "break_on_hyphens": False}
+MAX_ROWS = 20
+"""Rows of a stage that are shown at the most."""
+WITH_KNOBS, WITH_PEAK = 60, 100
+"""Columns from which on the table has knobs, and memory, too."""
 PLAIN_LINE_S = 5.0
-"""Where there is no terminal to draw a training's bar on, a line this often."""
+"""If there is no terminal to draw a training's bar on, a line this often."""
 
 
-def study(found: progress.Progress, width: int, height: int) -> RenderableType:
-    """Returns the whole view, at most `height` lines of at most `width` columns."""
-    parts: list[RenderableType] = [_line(header(found), width, "bold"), _bar(found)]
+def study(found: progress.Progress, width: int) -> RenderableType:
+    """Returns the whole view, what matters most first: `rich.live` cuts it where the terminal ends."""
+    parts: list[RenderableType] = [Text(header(found), style="bold"), _bar(found)]
     if found.doing:
-        parts.append(_line(f"{found.doing} ...", width, "italic"))
+        parts.append(Text(f"{found.doing} ...", style="italic"))
     if found.card:
-        parts.append(_line(f"card {found.card}", width, ""))
-        height -= 1
-    if not found.rows:
-        return Group(*parts)
-    best = settings(found)
-    lines = list(best.wrap(Console(width=width), width)) if best else []
-    parts.append(rows(found, width, max(MIN_ROWS, height - BESIDE_ROWS - len(lines) - 1)))
-    return Group(*parts, *lines[: max(0, height - BESIDE_ROWS - MIN_ROWS - 1)])
+        parts.append(Text(f"card {found.card}"))
+    return Group(*parts, *rows(found, width))
 
 
 def header(found: progress.Progress) -> str:
     """Returns the stage, what is done of it, and how much faster than the reference the best is."""
     parts = [f"stage {found.number} of {found.stages}: {found.stage}" if found.number else "starting"]
     if unit := progress.UNITS.get(found.stage):
-        of = f" of {found.planned}" if found.planned is not None else ""
-        parts.append(f"{found.done}{of} {unit.removesuffix('s') if (found.done, of) == (1, '') else unit}")
+        of = found.planned is not None
+        parts.append(f"{found.done} of {plural(found.planned or 0, unit)}" if of else plural(found.done, unit))
     if found.faster:
-        parts.append(f"best {found.faster:.2f}x {found.reference}")
+        parts.append(f"best {found.faster:.2f}x {plain(found.reference)}")
     return "   ".join(parts)
 
 
@@ -71,87 +60,52 @@ def clock(found: progress.Progress) -> str:
     return f"{_whole_s(found.used_s)}{of}{ends}"
 
 
-def settings(found: progress.Progress) -> Text | None:
-    """Returns what is to be set for the best so far; None where there is none, or it is not known yet."""
-    if found.best is None or not found.best.config:
-        return None
-    chosen = " ".join(fmt.settings(found.best.config, found.table)) or "the defaults"
-    return Text(f"* {plain(found.best.name)}: {chosen}", style="green")
-
-
 def ended(found: progress.Progress, width: int) -> RenderableType:
     """Returns what stays on the screen of a stage that is over: every trial, or the fastest probe and those named."""
-    own = found.rows
-    if found.stage == "probe":
-        own = tuple(row for row in own if row.is_best or not row.name.isdigit())
-    over = replace(found, rows=tuple(shown([replace(row, since_s=None) for row in own], MAX_KEPT)))
-    table = rows(over, width, MAX_KEPT * width)  # all of their lines
-    return Group(_line(header(found), width, "bold"), table, *filter(None, [settings(over)]))
+    own = [row for row in found.rows if found.stage != "probe" or row.is_best or row.is_named]
+    over = replace(found, rows=tuple(replace(row, since_s=None) for row in own))
+    return Group(Text(header(found), style="bold"), *rows(over, width))
 
 
-def rows(found: progress.Progress, width: int, most: int) -> RenderableType:
-    """Returns the table, at most `most` lines below its head: the best first, then those shown as they began.
-
-    Knobs that do not fit beside the figures of a row are on lines of their own, so that none is cut. The peak is left
-    out where there is no room for it.
-    """
-    peak = "peak" if found.cap_bytes is None or width < NARROW else f"peak of {size(found.cap_bytes)}"
-    has_value = bool(found.objective) and found.stage != "probe"
-    head = ["", "", "samples/s", *[fmt.fit(plain(found.objective), 12)] * has_value, peak]
-    figures = [_figures(row, found, has_value=has_value) for row in found.rows]
-    widths = [max(map(len, column)) for column in zip(["*" * 6, "*" * 9, *head[2:]], *figures, strict=True)]
-    gap = "  "
-    if sum(widths) + len(gap) * (len(widths) - 1) > width:
-        gap, widths = " ", widths[:-1]
-    lines, left = dict[int, list[Text]](), most
-    for row, cells in zip(found.rows, figures, strict=True):
+def rows(found: progress.Progress, width: int) -> list[RenderableType]:
+    """Returns what is to be set for the best, and the table: the best, what runs, then the latest of the others."""
+    if not found.rows:
+        return []
+    best, has_value = found.best, bool(found.objective) and found.stage != "probe"
+    has_peak = width >= WITH_PEAK
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), expand=True)
+    made.add_column("", no_wrap=True)
+    made.add_column("", overflow="fold")
+    for name in ["samples/s", *[fmt.fit(plain(found.objective), 12)] * has_value, *[_peak_of(found)] * has_peak]:
+        made.add_column(Text(name), justify="right", no_wrap=True)
+    if width >= WITH_KNOBS:
+        made.add_column(f"unlike {'the defaults' if best is None else 'the best'}", ratio=1, overflow="fold")
+    for row in in_turn(found.rows)[:MAX_ROWS]:
+        value = [f"{row.value:.3f}" if row.value is not None else "-"] * has_value
+        figures = [rate(row.samples_per_s or None), *value, *[size(row.peak_bytes)] * has_peak]
+        is_known = row.is_best or row.is_named
+        knobs = "" if is_known else " ".join(fmt.unlike(row.config, {} if best is None else best.config, found.table))
+        running = "" if row.since_s is None else f" {_whole_s(found.used_s - row.since_s)}"
+        cells = [("* " if row.is_best else "  ") + row.name, row.state + running, *figures]
+        cells += [knobs] * (width >= WITH_KNOBS)
         style = "bold green" if row.is_best else "cyan" if row.since_s is not None else ""
-        knobs, own = " ".join(_unlike(row, found)), _aligned(cells, widths, gap)
-        said = [f"{own}  {knobs}"]
-        if len(said[0]) > width:
-            said = [own, *textwrap.wrap(knobs, width, **_INDENTED)]
-        lines[id(row)] = [_line(each, width, style) for each in said]
-    for row in _in_turn(found.rows):
-        lines[id(row)] = lines[id(row)][: max(0, left)]
-        left -= len(lines[id(row)])
-    reference = "the defaults" if found.best is None else "the best"
-    titles = _aligned(head, widths, gap), f"  unlike {reference}"
-    title = "".join(titles) if len("".join(titles)) <= width else titles[0]
-    return Group(
-        _line(title, width, "bold"),
-        Rule(style="none"),
-        *(each for row in shown(found.rows, most) for each in lines[id(row)]),
-    )
+        made.add_row(*(Text(plain(cell)) for cell in cells), style=style)
+    if best is None or not best.config:
+        return [made]
+    chosen = " ".join(fmt.settings(best.config, found.table)) or "the defaults"
+    return [Text(f"* {plain(best.name)}: {chosen}", style="green", overflow="fold"), made]
 
 
-def _figures(row: StageRow, found: progress.Progress, *, has_value: bool) -> list[str]:
-    value = [f"{row.value:.3f}" if row.value is not None else "-"] * has_value
-    name, speed = f"{'*' if row.is_best else ' '} {plain(row.name)}", rate(row.samples_per_s or None)
-    return [name, _state(row, found.used_s), speed, *value, size(row.peak_bytes)]
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int], gap: str) -> str:
-    """Returns the cells of a line that have a width, names and states from the left, figures from the right."""
-    both = enumerate(zip(cells, widths, strict=False))
-    return gap.join(f"{cell:<{width}}" if place < 2 else f"{cell:>{width}}" for place, (cell, width) in both)
-
-
-def _in_turn(found: Sequence[StageRow]) -> list[StageRow]:
-    """Returns the rows as they get room: the best, what runs, and the latest of the others."""
+def in_turn(found: Sequence[StageRow]) -> list[StageRow]:
+    """Returns the best row first, then what runs, then the others, the latest first."""
     best = [row for row in found if row.is_best]
     runs = [row for row in found if row.since_s is not None and not row.is_best]
     others = [row for row in found if row.since_s is None and not row.is_best]
     return [*best, *runs, *reversed(others)]
 
 
-def shown(found: Sequence[StageRow], most: int) -> list[StageRow]:
-    """Returns at most `most` rows, the best first: it, what runs, and the latest of the others."""
-    kept = {id(row) for row in _in_turn(found)[:most]}
-    return sorted((row for row in found if id(row) in kept), key=lambda row: not row.is_best)
-
-
-def _line(text: str, width: int, style: str) -> Text:
-    return Text(fmt.fit(text, width), style=style, no_wrap=True)
+def _peak_of(found: progress.Progress) -> str:
+    return "peak" if found.cap_bytes is None else f"peak of {size(found.cap_bytes)}"
 
 
 def _bar(found: progress.Progress) -> Table:
@@ -162,18 +116,6 @@ def _bar(found: progress.Progress) -> Table:
     made.add_column(no_wrap=True)
     made.add_row(ProgressBar(total, min(found.used_s, total) if total else 0, pulse=total is None), Text(clock(found)))
     return made
-
-
-def _state(row: StageRow, used_s: float) -> str:
-    if row.since_s is None:
-        return plain(row.state)
-    return f"{plain(row.state)} {_whole_s(used_s - row.since_s)}"
-
-
-def _unlike(row: StageRow, found: progress.Progress) -> Iterator[str]:
-    """Yields the knobs of a row that are not those of the best, which stand below the table."""
-    if not row.is_best:
-        yield from fmt.unlike(row.config, {} if found.best is None else found.best.config, found.table)
 
 
 def _whole_s(seconds: float) -> str:

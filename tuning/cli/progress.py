@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
 from tuning.cli import eta
+from tuning.config.resolve import measured_beside
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal.events import Config, MeasuredRecord
 from tuning.journal.run import History, Trial
 from tuning.report import summary
-from tuning.report.format import outcome, unlike
-from tuning.report.trial_views import SPEED, TrialView, probe_view, trial_views
+from tuning.report.format import unlike
+from tuning.report.trial_views import SPEED, TrialView, trial_views, view
+from tuning.report.words import measured_again, state
 from tuning.search.bottleneck import card_words
 from tuning.search.race import LEAST_SEEDS, SYSTEM
 from tuning.search.selection import leader
@@ -23,7 +25,7 @@ from tuning.workers.worker import Asked
 
 STARTING = "start"
 """What comes before the first stage."""
-UNITS = {"probe": "probes", "search": "trials", "confirm": "trainings and windows"}
+UNITS = {"probe": "probe", "search": "trial", "confirm": "measurement"}
 """What is counted in a stage."""
 _ASKED_FOR = {
     "load": "a process loads torch, data and model",
@@ -35,7 +37,10 @@ _ASKED_FOR = {
 
 @dataclass(frozen=True)
 class StageRow:
-    """A probe, trial or configuration: what became of it, or since when (seconds of the run) it is running."""
+    """A probe, trial or configuration: what became of it, or since when (seconds of the run) it is running.
+
+    `is_named` says that its name tells its knobs, such as `before`.
+    """
 
     name: str
     state: str
@@ -45,15 +50,16 @@ class StageRow:
     peak_bytes: int | None = None
     since_s: float | None = None
     is_best: bool = False
+    is_named: bool = False
 
 
 @dataclass(frozen=True)
 class Progress:
     """Stage `number` of `stages`, what runs and what ended there (`rows`, as they began), and the time in seconds.
 
-    `done` of `planned` (None where nobody can say) are counted in `UNITS`. `doing` says why nothing runs, "" where
-    something does. `ends_at_s` is when the study is expected to end, None while that is not known; `allowed_s` is
-    search.max_time. `faster` is how many times as fast as `reference` the best is, None where it is that itself, or
+    `done` of `planned` (None if nobody can say) are counted in `UNITS`. `doing` says why nothing runs, "" if something
+    does. `ends_at_s` is when the study is expected to end, None while that is not known; `allowed_s` is
+    search.max_time. `faster` is how many times as fast as `reference` the best is, None if it is that itself, or
     nobody knows. `card` says how the card was doing at the last measurement or training.
     """
 
@@ -77,7 +83,7 @@ class Progress:
 
     @property
     def best(self) -> StageRow | None:
-        """The best so far, None where nothing has ended well."""
+        """Returns the best so far, None if nothing has ended well."""
         return next((row for row in self.rows if row.is_best), None)
 
 
@@ -86,7 +92,8 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
 
     `asked` is what the measuring process is at; `doing` what goes on where the records do not tell.
     """
-    stage, names, objective = stage_of(run), stages(config), _objective(run)
+    stage, names = run.stage or STARTING, stages(config)
+    objective = next((name for name in (run.study.objectives if run.study else ()) if name != SPEED), "")
     rows = tuple(_rows(run, config, stage, objective, asked or Asked()))
     done, planned = counted(run, config, stage)
     names_probed = {probe.name for probe in run.probes}
@@ -112,38 +119,11 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
     )
 
 
-@dataclass(frozen=True)
-class Standing:
-    """What one line of the log needs of the study: the knobs of the best so far in its stage, and how many are done."""
-
-    stage: str = STARTING
-    objective: str = ""
-    best: Config | None = None
-    done: int = 0
-    planned: int | None = None
-
-
-def standing(run: History, config: StudyConfig) -> Standing:
-    """Returns what a line of the log needs, without the table of every trial that `progress` makes."""
-    stage, objective = stage_of(run), _objective(run)
-    if stage == "search":
-        leads = leader(run)
-        best = None if leads is None else leads.config
-    else:
-        rows = _rows(run, config, stage, objective, Asked())
-        best = next((row.config for row in rows if row.is_best), None)
-    return Standing(stage, objective, best, *counted(run, config, stage))
-
-
-def _objective(run: History) -> str:
-    return next((name for name in (run.study.objectives if run.study else ()) if name != SPEED), "")
-
-
 def _faster(name: str, rows: Sequence[StageRow], run: History, stage: str) -> float | None:
-    """Returns how many times as fast as the named one the best of a stage is; None where nobody knows.
+    """Returns how many times as fast as the named one the best of a stage is; None if nobody knows.
 
-    In the end that is the gain of the summary, which takes a core from what is timed: before, of windows, trainings or
-    a probe.
+    In the end that is the gain of the summary. It takes a core from what is timed, so before it is of the table's
+    speeds.
     """
     probe = next((probe for probe in reversed(run.probes) if probe.name == name), None)
     is_best = probe is not None and any(row.is_best and not unlike(row.config, probe.config, run.table) for row in rows)
@@ -164,11 +144,6 @@ def stages(config: StudyConfig) -> tuple[str, ...]:
     return found if config.search.strategy == "staged" else tuple(name for name in found if name != "probe")
 
 
-def stage_of(run: History) -> str:
-    """Returns the stage that has begun last, `STARTING` if none has."""
-    return run.stage or STARTING
-
-
 def counted(run: History, config: StudyConfig, stage: str) -> tuple[int, int | None]:
     """Returns how many probes, trials or measurements of the stage are done, and of how many, None where unknown."""
     if stage == "probe":
@@ -179,7 +154,7 @@ def counted(run: History, config: StudyConfig, stage: str) -> tuple[int, int | N
     if stage != "confirm":
         return 0, None
     budget = config.budget.confirm
-    windows = budget.windows * len(eta.turns(run, config))
+    windows = budget.windows * len(_turns(run, config))
     done = sum(run.has_begun("confirm", window) for window in run.windows)
     trained = len(run.confirmed)  # those of an earlier session are not trained again
     return done + trained, max(done + trained, max(trained, 2 * LEAST_SEEDS) + windows)
@@ -197,15 +172,27 @@ def _rows(run: History, config: StudyConfig, stage: str, objective: str, asked: 
         yield from _confirmed(run, config, objective, asked)
 
 
+def _row(one: TrialView, objective: str, *, is_best: bool) -> StageRow:
+    """Returns the row of a trial or probe that ended."""
+    return StageRow(
+        name=f"{one.trial} {one.named}".rstrip(),
+        state=state(one),
+        config=one.config,
+        samples_per_s=one.known_per_s,
+        value=one.values.get(objective),
+        peak_bytes=one.peak_allocated_bytes,
+        is_best=is_best,
+        is_named=bool(one.named),
+    )
+
+
 def _probes(run: History, asked: Asked) -> Iterator[StageRow]:
-    views = [probe_view(probe) for probe in run.probes]
-    fastest = max((v for v in views if v.samples_per_s), key=lambda v: v.samples_per_s or 0.0, default=None)
-    for number, own in enumerate(views, start=1):
-        state = "" if own.outcome == "ok" else outcome(own.outcome)
-        name, peak_bytes = own.trial or str(number), own.peak_allocated_bytes
-        yield StageRow(name, state, own.config, own.samples_per_s, None, peak_bytes, is_best=own is fastest)
+    probes = [view(probe) for probe in run.probes]
+    fastest = max((one for one in probes if one.known_per_s), key=lambda one: one.known_per_s or 0.0, default=None)
+    for number, one in enumerate(probes, start=1):
+        yield replace(_row(one, "", is_best=one is fastest), name=one.trial or str(number), is_named=bool(one.trial))
     if asked.method == "probe":
-        yield StageRow(str(len(views) + 1), "runs", asked.knobs, since_s=_now_s(run))
+        yield StageRow(str(len(probes) + 1), "runs", asked.knobs, since_s=_now_s(run))
 
 
 def _now_s(run: History) -> float:
@@ -221,77 +208,70 @@ def _trials(run: History, objective: str) -> Iterator[StageRow]:
         if trial.starts and (not trial.ends or trial.ends[-1].seq < trial.starts[-1].seq):
             yield _running(trial, objective, speeds)
         else:
-            yield _of_trial(ended[name], objective, is_best=name == best)
+            yield _row(ended[name], objective, is_best=name == best)
 
 
 def _running(trial: Trial, objective: str, speeds: Speeds) -> StageRow:
     """Returns a trial that runs, with what it had at its last rung since it began."""
     start = trial.starts[-1]
-    seen = trial.rungs[-1] if trial.rungs and trial.rungs[-1].seq > start.seq else None
-    if seen is None:
-        return StageRow(trial.id, "runs", start.config, _expected(speeds, start.config), None, since_s=start.at_s)
-    speed = seen.samples_per_s or _expected(speeds, start.config)
-    value = seen.values.get(objective)
+    try:
+        expected = speeds.of(start.config)
+    except ValueError:  # knobs of another version
+        expected = None
+    if not trial.rungs or trial.rungs[-1].seq < start.seq:
+        return StageRow(trial.id, "runs", start.config, expected, since_s=start.at_s)
+    seen = trial.rungs[-1]
+    speed, value = seen.samples_per_s or expected, seen.values.get(objective)
     return StageRow(trial.id, f"at {seen.samples}", start.config, speed, value, since_s=start.at_s)
 
 
-def _expected(speeds: Speeds, config: Config) -> float | None:
-    """Returns what a probe found for these knobs; None where nobody probed them, or they are of another version."""
-    try:
-        return speeds.of(config)
-    except ValueError:
-        return None
-
-
-def _of_trial(own: TrialView, objective: str, *, is_best: bool) -> StageRow:
-    state = f"stopped at {own.stopped_at}" if own.stopped_at is not None else outcome(own.outcome)
-    trained = own.outcome in ("ok", "stopped")  # of one that failed the speed is only what was expected
-    speed = own.samples_per_s if trained else None
-    return StageRow(
-        own.trial, state, own.config, speed, own.values.get(objective), own.peak_allocated_bytes, is_best=is_best
-    )
-
-
 def _best(run: History) -> str:
-    """Returns the trial that would be picked now, "" where there is none."""
+    """Returns the trial that would be picked now, "" if there is none."""
     leads = leader(run)
     return "" if leads is None else leads.trial
+
+
+def _turns(run: History, config: StudyConfig) -> list[str]:
+    """Returns the names of the configurations that take turns in windows: those named, and "best" or several trials."""
+    named = measured_beside(config)
+    own = [window.name for window in run.windows if run.has_begun("confirm", window)]
+    return [*named, *(dict.fromkeys(name for name in own if name not in named) or ["best"])]
 
 
 def _confirmed(run: History, config: StudyConfig, objective: str, asked: Asked) -> Iterator[StageRow]:
     """Yields the configurations that are measured again: those trained on fresh seeds, and those in windows."""
     trainings = [again for again in run.confirmed if run.has_begun("confirm", again)]
-    turns = [window for window in run.windows if run.has_begun("confirm", window)]
+    windows = [window for window in run.windows if run.has_begun("confirm", window)]
     first = _best(run) or "best"
-    searched = {t.named or t.trial: t for t in trial_views(run, [objective])}
-    configs = {name: own_view.config for name, own_view in searched.items()}
-    configs |= {record.name: record.config for record in (*trainings, *turns) if record.config}
+    searched = {one.named or one.trial: one for one in trial_views(run, [objective])}
+    configs = {name: one.config for name, one in searched.items()}
+    configs |= {record.name: record.config for record in (*trainings, *windows) if record.config}
     again = [record.name for record in trainings]
     if asked.method in ("begin", "advance"):
         trains = next((name for name, knobs in configs.items() if dict(knobs) == dict(asked.knobs)), SYSTEM)
         configs.setdefault(trains, asked.knobs)
         again.append(trains)
-    names = dict.fromkeys([first, *again, *(name for name in eta.turns(run, config) if name != "best")])
-    now_s, picked = _now_s(run), _picked(run) or first
+    names = dict.fromkeys([first, *again, *(name for name in _turns(run, config) if name != "best")])
+    picked = _picked(run) or first
     for name in names:
         labels, known = {name, "best"} if name == picked else {name}, searched.get(name)
         knobs = configs.get(name, config.named.get(name, {}))
         trained = [record for record in trainings if record.name in labels]
-        windows = [window for window in turns if window.name in labels]
+        timed = [window for window in windows if window.name in labels]
         values = [value for record in trained if (value := record.values.get(objective)) is not None]
-        speeds = [record.samples_per_s for record in windows or trained if record.samples_per_s]
-        counts = ((len(trained), "seed"), (len(windows), "window"))
-        parts = [f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count]
+        speeds = [record.samples_per_s for record in timed or trained if record.samples_per_s]
         runs = asked.method in ("begin", "advance", "window") and dict(asked.knobs) == dict(knobs)
+        doing = "takes its turn" if asked.method == "window" else "trains"
         yield StageRow(
             name,
-            ("trains" if asked.method != "window" else "window") if runs else ", ".join(parts),
+            doing if runs else measured_again(len(trained), len(timed)),
             knobs,
             statistics.median(speeds) if speeds else None,
             statistics.fmean(values) if values else known.values.get(objective) if known else None,
             max((record.peak_allocated_bytes or 0 for record in trained), default=0) or None,
-            since_s=now_s if runs else None,
+            since_s=_now_s(run) if runs else None,
             is_best=name == picked,
+            is_named=name not in run.trials,
         )
 
 

@@ -12,7 +12,6 @@ import re
 import shlex
 import signal
 import sys
-import textwrap
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +25,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import live
-from tuning.cli.progress import STARTING, Progress, Standing, progress, standing
+from tuning.cli.progress import STARTING, Progress, progress
 from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
 from tuning.journal import events
 from tuning.journal.run import History
-from tuning.report import sentences, tables, text
-from tuning.report.format import LABEL_WIDTH, labelled, plain
+from tuning.report import sentences, tables, text, words
+from tuning.report.format import LABEL_WIDTH, labelled, plain, table
 from tuning.report.summary import Summary
 from tuning.workers.doctor import Check
 from tuning.workers.worker import Asked
@@ -60,7 +59,7 @@ class Terminal:
         self._live: Live | None = None
         self._warned: set[str] = set()
         self._config: StudyConfig | None = None
-        self._standing = Standing()
+        self._shown: Progress | None = None
         self._run = History()
         self._asked: Callable[[], Asked] = Asked
         self._began, self._doing, self._resume = clock(), "", ""
@@ -145,14 +144,15 @@ class Terminal:
         if isinstance(made, events.NoteRecord):
             self.note(made.text)
         elif self._verbosity > 0 or not (isinstance(made, events.RungRecord | events.WindowRecord) or self._drawn):
-            earlier = self._standing
-            self._standing = found = self._stands(self._run)
-            if earlier.stage != found.stage:
-                earlier = self._stands(self._run.before(made.seq))
+            earlier, found = self._shown, self._progress(self._run)
+            self._shown = found
+            if found is not None and (earlier is None or earlier.stage != found.stage):
+                earlier = self._progress(self._run.before(made.seq))
+            best = earlier.best.config if earlier is not None and earlier.best is not None else {}
             if isinstance(made, events.TrialRecord):
                 made = replace(made, values=self._run.trials[made.trial].values)
-            said = text.event(made, earlier.best, self._run.table, found.objective, _count(found))
-            self._say(labelled([said])) if said else None
+            told = words.event(made, best, self._run.table, found.objective if found is not None else "", _count(found))
+            self._say(labelled([told])) if told else None
 
     def space(self, config: StudyConfig) -> None:
         """Prints the space to stdout, a knob a line, as it would be typed."""
@@ -182,19 +182,10 @@ class Terminal:
             self._say(labelled([("wrote", f"{', '.join(p.name for p in paths)}, report.html in {folder}")]))
 
     def trials(self, summary: Summary) -> None:
-        """Prints every trial to stdout, its knobs on lines of their own; nothing where none has ended."""
-        found = tables.trial_list(summary)
-        if found is None:
-            return
-        show(self._out, Text(f"\n{sentences.SEARCHED}\n"))
-        widths = [max(map(len, column)) for column in zip(found.head, *found.rows, strict=True)]
-        room = self._out.width - 6
-        is_wide = sum(widths) + 2 * len(widths) <= self._out.width
-        for *cells, knobs in [found.head, *found.rows] if is_wide else [[*found.head[:-1], ""], *found.rows]:
-            own = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False))
-            line(self._out, f"{own}  {knobs}" if is_wide else own.rstrip())
-            for part in [] if is_wide else textwrap.wrap(knobs, room, break_long_words=False, break_on_hyphens=False):
-                line(self._out, f"      {part}")
+        """Prints every trial to stdout; nothing if none has ended."""
+        if (found := tables.trials(summary, brief=self._out.width < live.WITH_PEAK)) is not None:
+            show(self._out, Text(f"\n{sentences.SEARCHED}\n"))
+            show(self._out, table(found.head, found.rows))
 
     def error(self, error: BaseException) -> None:
         """Prints an error as it describes itself, and how to go on with a run that can be resumed."""
@@ -246,17 +237,11 @@ class Terminal:
         except Exception:  # what is shown of a study must never end it
             return None
 
-    def _stands(self, run: History) -> Standing:
-        try:
-            return Standing() if self._config is None else standing(run, self._config)
-        except Exception:  # likewise
-            return Standing()
-
     def _view(self) -> RenderableType:
         found = self._progress(self._run.before()) or Progress(
             STARTING, 0, 0, self._clock() - self._began, doing=self._doing
         )
-        return live.study(found, self._err.width, self._err.height)
+        return live.study(found, self._err.width)
 
     def _start_live(self) -> None:
         if self._live is None:
@@ -298,9 +283,9 @@ def console(stream: TextIO, env: Mapping[str, str]) -> Console:
     return made
 
 
-def _count(found: Standing) -> str:
-    """Returns "3/12", "3" where nobody knows of how many, "" where nothing is counted."""
-    if not found.done:
+def _count(found: Progress | None) -> str:
+    """Returns "3/12", "3" if nobody knows of how many, "" if nothing is counted."""
+    if found is None or not found.done:
         return ""
     return f"{found.done}/{found.planned}" if found.planned is not None else str(found.done)
 

@@ -30,7 +30,7 @@ from tuning.config.resolve import option_fault
 from tuning.journal.runs import changes
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
-from tuning.report.format import outcome as words
+from tuning.report.words import outcome as words
 from tuning.search import runtime_check
 from tuning.workers import user_code
 from tuning.workers.session import Session

@@ -23,15 +23,6 @@ LABEL_WIDTH = 10
 _MAX_VALUE, _NAME_WIDTH = 36, 20
 SHOWN_FROM = 3
 """Rounds or windows from which on an interval is shown: half of that of two is 6.4 times their distance."""
-_OUTCOMES = {
-    "host_oom": "host oom",
-    "shm": "out of shared memory",
-    "fd": "out of file descriptors",
-    "no_result": "without a result",
-    "crash": "crashed",
-    "timeout": "timed out",
-    "data": "data error",
-}
 
 
 def plain(value: object) -> str:
@@ -41,11 +32,6 @@ def plain(value: object) -> str:
     if isinstance(value, float):
         return number(value)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
-
-
-def outcome(name: str) -> str:
-    """Returns how a trial ended, in words."""
-    return _OUTCOMES.get(name, plain(name))
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -102,10 +88,10 @@ def difference(value: float, half_width: float | None = None) -> str:
     return f"{value:+.{digits}f}" + ("" if half_width is None else f" ± {half_width:.{digits}f}")
 
 
-def size(bytes_count: float | None) -> str:
+def size(bytes_count: float | None, unknown: str = "-") -> str:
     """Returns bytes as KiB, MiB or GiB, the last with one decimal."""
     if bytes_count is None:
-        return "-"
+        return unknown
     unit, suffix = filesize.pick_unit_and_suffix(int(bytes_count), ["bytes", "KiB", "MiB", "GiB", "TiB"], 1024)
     return f"{bytes_count / unit:.{1 if unit >= 2**30 else 0}f} {suffix}"
 
@@ -137,10 +123,9 @@ def passes(over_data: float) -> str:
     return f"{count} pass{'es' * (count != '1')}"
 
 
-def counts(found: Mapping[str, int]) -> str:
-    """Returns "12: 5 ok, 4 stopped, ...": how many there are, and how each ended."""
-    parts = [f"{n} {outcome(name)}" for name, n in found.items() if n]
-    return f"{sum(found.values())}" + (f": {', '.join(parts)}" if parts else "")
+def plural(count: int, word: str, many: str = "") -> str:
+    """Returns "1 seed", "3 seeds"; `many` is the plural if it is not the word with an s."""
+    return f"{count:,} {word if count == 1 else many or f'{word}s'}"
 
 
 # -- knobs -------------------------------------------------------------------------------------------------------------
@@ -171,30 +156,31 @@ def apart(config: Mapping[str, object], other: Mapping[str, object], rows: KnobT
     return list(dict.fromkeys([*differing(config, other, rows), *differing(other, config, rows)]))
 
 
-def changes(config: Mapping[str, object], other: Mapping[str, object], rows: KnobTable) -> list[str]:
-    """Returns "name old -> new" for each knob of `config` that is otherwise in `other`."""
-    theirs, ours = complete(other, rows), differing(config, other, rows)
-    return [f"{plain(n)} {_cut(plain(theirs.get(n, '-')))} -> {_cut(plain(v))}" for n, v in ours.items()]
-
-
 def unlike(config: Mapping[str, object], other: Mapping[str, object] | None, rows: KnobTable) -> list[str]:
     """Returns "name=value" for each knob that is otherwise in `other`, those that matter most to a reader first."""
-    found = differing(config, other, rows)
-    first: dict[str, object] = {name: found[name] for name in ("learning_rate", "batch_size") if name in found}
-    return assignments({**first, **found})
+    return assignments(_in_turn(differing(config, other, rows)))
+
+
+def _in_turn(config: Mapping[str, object]) -> dict[str, object]:
+    """Returns knobs with those first that matter most to a reader."""
+    return {**{name: config[name] for name in ("learning_rate", "batch_size") if name in config}, **config}
 
 
 def settings(config: Mapping[str, object], rows: KnobTable, before: Mapping[str, object] | None = None) -> list[str]:
-    """Returns "name=value" for each knob that has to be set: those with another value than the default, or than in
-    `before`, the user's present configuration.
+    """Returns "name=value" for each knob that has to be set: those that are not at their default.
+
+    With the user's present configuration `before` those that change, "name=value (was value)".
     """
-    changed = differing(config, before, rows) if before is not None else {}
     full = complete(config, rows)
-    own = {n: v for n, v in full.items() if n in changed or n not in rows or rows.defaults[n] != v}
+    if before is not None:
+        theirs, changed = complete(before, rows), _in_turn(differing(config, before, rows))
+        was = [_cut(plain(theirs[name])) if name in theirs else "without effect" for name in changed]
+        return [f"{own} (was {old})" for own, old in zip(assignments(changed), was, strict=True)]
+    own = {n: v for n, v in full.items() if n not in rows or rows.defaults[n] != v}
     size, micro = "batch_size", "micro_batch_size"
     if {size, micro} & config.keys() and full[micro] != full[size]:  # else a plain loop takes a batch in one pass
         own |= {micro: full[micro]}
-    return assignments(own)
+    return assignments(_in_turn(own))
 
 
 def assignments(config: Mapping[str, object]) -> list[str]:
@@ -228,11 +214,9 @@ def side_by_side(texts: Sequence[str], style: str = "") -> Columns:
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """Returns a table whose first column names its rows; cells that do not fit are folded."""
     made, rows = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)), list(rows)
-    widest = max((len(plain(row[0])) for row in rows), default=0)
+    is_short = all(len(plain(row[0])) <= _NAME_WIDTH for row in rows)  # then a name stays on its line
     for number, column in enumerate(head):
-        names = not number  # a short name stays on its line, and no column loses its last letters for it
-        least = _NAME_WIDTH if names and widest > _NAME_WIDTH else None
-        made.add_column(Text(plain(column)), overflow="fold", no_wrap=names and not least, min_width=least)
+        made.add_column(Text(plain(column)), overflow="fold", no_wrap=is_short and not number)
     for row in rows:
         made.add_row(*(Text("" if cell == "" else plain(cell)) for cell in row))
     return made

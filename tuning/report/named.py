@@ -12,7 +12,7 @@ from tuning.journal.events import Config, ConfirmedRecord, Facts, MeasuredRecord
 from tuning.journal.run import History
 from tuning.report.format import apart
 from tuning.report.time_to_quality import Curve, curves
-from tuning.report.trial_views import TrialView, probe_view
+from tuning.report.trial_views import TrialView, view
 from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
 from tuning.search.confirm import WITH_TODAY
@@ -179,7 +179,7 @@ def named_of(
         source = own or _probed_as(pick.config, probes)
         sources["best"] = _exported(source, pick.config, confirming.run.table)
     if not sources and (probe := selection.fastest_probe(confirming.run)) is not None:
-        sources["best"] = probe_view(probe)
+        sources["best"] = view(probe)
     # A joint search probes nothing: its named configurations are known from their windows alone.
     windowed = {window.name: window.config for window in confirming.run.all_windows}
     theirs = [n for n in windowed if n not in (*PICKS, *by_id, SYSTEM) and not n.endswith(WITH_TODAY)]
@@ -253,7 +253,7 @@ def speeds(one: Named, other: Named) -> tuple[tuple[str, float], tuple[str, floa
 def _by_kind(one: Named) -> dict[str, float]:
     """Returns the speeds that are known of a configuration, by how they were measured."""
     turns = one.throughput.mean if one.throughput else None
-    found = {"window": turns, "short probe": one.probed_samples_per_s}
+    found = {"window": turns, "short timing": one.probed_samples_per_s}
     found["training"] = one.trained.mean if one.trained else None
     return {kind: speed for kind, speed in found.items() if speed}
 

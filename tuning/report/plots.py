@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from trainables.knobs import KnobTable
 from tuning.config.cards import GIB_BYTES
 from tuning.memory.groups import need_of
-from tuning.report.format import complete, plain, size
+from tuning.report.format import plain, size
 from tuning.report.named import WORDS, Named
-from tuning.report.sentences import baseline_sentence, keeps_today
+from tuning.report.sentences import keeps_today
 from tuning.report.summary import Summary
 from tuning.report.time_to_quality import mean_curve
 from tuning.report.trial_views import TrialView
-from tuning.search.rule import Baseline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
 # Stand-ins that no drawing uses otherwise; each becomes a custom property of the page.
 INK, MUTED, RULE, ACCENT, SOFT, PAPER = "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05", "#0a0a06"
 _PROPERTIES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", SOFT: "soft", PAPER: "paper"}
-_PANELS = 3
-"""Panels beside each other."""
 _WIDTH_INCHES = 7.2
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "text.parse_math": False, "font.size": 8.5, "axes.labelsize": 8.5, "text.color": INK,
@@ -55,7 +51,6 @@ def front(summary: Summary) -> Figure | None:
     points = [t for t in summary.trials if t.samples_per_s and t.values.get(objective) is not None]
     if len(points) < 2:
         return None
-    baseline = _baseline(summary, [t.values[objective] or 0.0 for t in points])
 
     def place(chosen: Sequence[TrialView]) -> tuple[list[float], list[float]]:
         return [t.samples_per_s or 0.0 for t in chosen], [t.values[objective] or 0.0 for t in chosen]
@@ -70,8 +65,6 @@ def front(summary: Summary) -> Figure | None:
         axes.scatter(*place(best), s=24, facecolors=PAPER, edgecolors=ACCENT, linewidths=1.2, zorder=3)
         for row, named in enumerate([*summary.given(), *([summary.best] if summary.best else [])]):
             _mark(axes, named, objective, row)
-        if baseline is not None:
-            _line_at(axes, baseline)
         axes.set_xlabel("samples a second (higher is better)")
         axes.set_ylabel(_quality_label(summary))
         axes.margins(x=0.08, y=0.1)
@@ -79,42 +72,10 @@ def front(summary: Summary) -> Figure | None:
     counted = f"{len(points)} trials, {sum(t.on_front for t in points)} of them on the front"
     caption = (
         f"{plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and stand at "
-        "their last value; filled dots are what was confirmed in turns, a bar the range of the next run. "
-        "Trials stand at the speed that the search went by, mostly their probe's."
-    ) + " The dashed line is a baseline." * (baseline is not None)
-    return _figure("front", 3.3, draw, caption)
-
-
-def curves(summary: Summary) -> Figure | None:
-    """Returns the learning curve of every trial, the best stressed; None where no trial was looked at twice."""
-    found = {trial: points for trial, points in summary.curves.items() if len(points) > 1}
-    if not found:
-        return None
-    best = summary.best.trial if summary.best else ""
-    stopped = {t.trial for t in summary.trials if t.stopped_at}
-    rungs = sorted({samples for points in found.values() for samples, _ in points[:-1]})
-    baseline = _baseline(summary, [value for points in found.values() for _, value in points])
-
-    def draw(axes: Axes) -> None:
-        for trial, points in found.items():
-            colour = ACCENT if trial == best else SOFT if trial in stopped else MUTED
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8 if trial == best else 1.0,
-                      marker="o", markersize=3, zorder=3 if trial == best else 2)  # fmt: skip
-            if trial == best:
-                _label(axes, plain(trial), *points[-1])
-        for samples in rungs:
-            axes.axvline(samples, color=RULE, linewidth=0.8, linestyle=(0, (2, 3)))
-        if baseline is not None:
-            _line_at(axes, baseline)
-        axes.set_xlabel("training samples seen")
-        axes.set_ylabel(_quality_label(summary))
-        axes.margins(x=0.06)
-
-    at = ", ".join(f"{samples:,}" for samples in rungs[:6])
-    caption = (
-        f"Learning curves of {len(found)} trials; faint ones were stopped, the pick is stressed. Rungs: {at} samples."
+        "their last value; filled dots are what was measured in turns, a bar is where one more training is expected "
+        "(95 %). Trials stand at the speed that the search went by, mostly of a few seconds before it."
     )
-    return _figure("curves", 2.8, draw, caption)
+    return _figure("front", 3.3, draw, caption)
 
 
 def to_quality(summary: Summary) -> Figure | None:
@@ -149,53 +110,6 @@ def to_quality(summary: Summary) -> Figure | None:
         f"a faint line for each seed, the mean bold. What comes to the dashed line, where {name} ends, is as good."
     )
     return _figure("to_quality", 2.8, draw, caption)
-
-
-def throughput(summary: Summary) -> Figure | None:
-    """Returns throughput against each knob that probes varied, a panel for each; None where none was varied.
-
-    Configurations named by hand are left out: they differ from the others in everything at once.
-    """
-    own = [(complete(p.config, summary.table), p) for p in summary.probes if p.trial not in summary.named and p.config]
-    names = [n for n in dict.fromkeys(n for config, _ in own for n in config)
-             if len({plain(config[n]) for config, _ in own if n in config}) > 1]  # fmt: skip
-    if not names or not any(p.samples_per_s for _, p in own):
-        return None
-    rows = math.ceil(len(names) / _PANELS)
-
-    def draw(panels: Sequence[Axes]) -> None:
-        top = max(p.samples_per_s or 0.0 for _, p in own)
-        for axes, name in zip(panels, names, strict=False):
-            _panel(axes, name, [(config[name], p) for config, p in own if name in config], summary.table)
-            axes.set_ylim(0, top * 1.12)
-        for axes in panels[len(names) :]:
-            axes.set_axis_off()
-        for axes in panels[::_PANELS]:
-            axes.set_ylabel("samples/s")
-
-    caption = f"Throughput of {len(own)} probes against each knob: a dot for each probe, the line joins the fastest. "
-    return _figure("probes", 0.2 + 1.3 * rows, draw, caption + "Crosses did not run.", (rows, _PANELS))
-
-
-def _panel(axes: Axes, name: str, measured: Sequence[tuple[object, TrialView]], rows: KnobTable) -> None:
-    """Draws the speeds with each value of one knob, numbers in their order."""
-    listed = [plain(value) for value in rows[name].domain.values] if name in rows else []
-    kept = sorted({plain(v) for v, _ in measured}, key=lambda text: (_number(text) or 0.0, text))
-    kept.sort(key=lambda text: listed.index(text) if text in listed else -1)
-    fastest: list[tuple[int, float]] = []
-    for x, value in enumerate(kept):
-        rates = [p.samples_per_s for v, p in measured if plain(v) == value and p.samples_per_s]
-        axes.scatter([x] * len(rates), rates, s=14, facecolors=PAPER, edgecolors=MUTED, linewidths=0.8)
-        if rates:
-            fastest.append((x, max(rates)))
-        else:
-            axes.scatter([x], [0], marker="x", s=22, color=INK, clip_on=False, zorder=4)
-    if fastest:
-        axes.plot(*zip(*fastest, strict=True), color=ACCENT, linewidth=1.2, marker="o", markersize=3.5, zorder=3)
-    axes.set_title(plain(name)[:28], loc="left", fontsize=8.5, color=INK)
-    axes.set_xticks(range(len(kept)), [value[:9] for value in kept])
-    axes.set_xlim(-0.4, len(kept) - 0.6)
-    axes.grid(axis="x", visible=False)
 
 
 def memory(summary: Summary) -> Figure | None:
@@ -253,27 +167,16 @@ def _need(one: TrialView | Named, table: KnobTable) -> tuple[object, int] | None
         return None
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
     "front": front,
-    "curves": curves,
     "to_quality": to_quality,
-    "probes": throughput,
     "memory": memory,
 }
 """Every figure by its name in the page."""
 
 
-def _figure(
-    name: str, height_inches: float, draw: Callable[[Any], None], caption: str, grid: tuple[int, int] | None = None
-) -> Figure:
-    """Returns what `draw` makes of axes, or of rows and columns of axes one after the other where a `grid` is given."""
+def _figure(name: str, height_inches: float, draw: Callable[[Axes], None], caption: str) -> Figure:
+    """Returns what `draw` makes of axes."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Canvas
@@ -282,7 +185,7 @@ def _figure(
     with mpl.rc_context(style):
         canvas = Canvas(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
         FigureCanvasSVG(canvas)
-        draw(canvas.subplots() if grid is None else canvas.subplots(*grid, sharey=True, squeeze=False).ravel())
+        draw(canvas.subplots())
         out = io.StringIO()
         canvas.savefig(
             out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -301,23 +204,6 @@ def _inline(svg: str, name: str, caption: str) -> str:
         svg = svg.replace(colour, f"var(--{css_property})")
     head = f'<svg role="img" aria-label="{html.escape(caption, quote=True)}"'  # any text: no template of `re`
     return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', lambda found: f"{head} {found[1]}", svg, count=1)
-
-
-def _baseline(summary: Summary, values: Sequence[float]) -> Baseline | None:
-    """Returns the baseline, None where it is far from all `values` of the figure and nothing is to be said of it."""
-    own = summary.best.quality.get(summary.objective) if summary.best else None
-    seen = [*values, own.mean] if own else values
-    reach = 0.5 * (max(seen) - min(seen))  # farther away it would take most of the figure
-    found = summary.baseline
-    if found is None or baseline_sentence(summary):
-        return found
-    return found if min(seen) - reach <= found.value <= max(seen) + reach else None
-
-
-def _line_at(axes: Axes, baseline: Baseline) -> None:
-    axes.axhline(baseline.value, color=MUTED, linewidth=0.8, linestyle="--")
-    axes.annotate(plain(baseline.name)[:24], (1, baseline.value), (0, 3), ha="right", color=MUTED,
-                  xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
 
 
 def _quality_label(summary: Summary) -> str:

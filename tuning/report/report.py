@@ -18,7 +18,7 @@ from tuning.config import atomic
 from tuning.config.cards import HERE
 from tuning.config.shareable import shareable
 from tuning.report import format as fmt
-from tuning.report import plots, sentences, tables
+from tuning.report import plots, sentences, tables, words
 from tuning.report.format import duration, percent, plain
 from tuning.report.summary import Summary
 
@@ -34,7 +34,8 @@ def render(summary: Summary) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
     text = (resources.files("tuning") / "templates" / "report.html.j2").read_text(encoding="utf-8")
-    best = summary.best
+    best, base = summary.best, sentences.today(summary)
+    chosen = fmt.settings(best.config, summary.table, base.config if base else None) if best else []
     return environment.from_string(text).render(
         summary=summary,
         title=_title(summary),
@@ -44,19 +45,19 @@ def render(summary: Summary) -> str:
         measured=sentences.measured_sentence(summary),
         cut=sentences.cut_sentence(summary),
         train=sentences.train_command(summary, "best"),
-        settings=fmt.settings(best.config, summary.table, sentences.present(summary)) if best else [],
+        settings=[] if sentences.keeps_today(summary) else chosen,
+        others="at its default" if base is None else f"as in {sentences.called(base.name)}",
         place=sentences.place_sentence(summary.place),
         notes=[note for note in summary.notes if note not in summary.warnings],
         knobs=tables.knobs(summary),
         ablation=list(tables.ablation(summary.ablation)),
-        active=tables.active(summary),
         probes=tables.probes(summary),
         trials=tables.trials(summary),
         searched=sentences.SEARCHED,
         times=_times(summary),
         provenance=list(_provenance(summary)),
         methods=sorted({q.method for n in summary.named.values() for q in n.quality.values() if n.name == "best"}),
-        counts=fmt.counts(summary.trial_counts),
+        counts=words.counts(summary.trial_counts),
         figures=_figures(summary),
     )
 
@@ -99,7 +100,7 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "samples", ", ".join(samples)
     for name, values in summary.baselines.items():
         yield f"baseline {name}", ", ".join(f"{k} {fmt.number(v)}" for k, v in values.items())
-    yield "probes", fmt.counts(summary.probe_counts)
+    yield "probes", words.counts(summary.probe_counts)
     for node in dict.fromkeys(sentences.node(checked) for checked in summary.nodes):
         yield "node", plain(node)
     if summary.stop_reason:

@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainables.knobs import Scalar
 from tuning.config.cards import HERE, lacking
 from tuning.config.choices import available
 from tuning.config.lenient import finite
@@ -20,13 +19,14 @@ from tuning.journal.events import NodeRecord, ProbeRecord
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
 from tuning.report.answers import BesideToday
-from tuning.report.format import duration, outcome, percent, plain, ratio, size
+from tuning.report.format import duration, percent, plain, plural, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Place, Summary
 from tuning.report.trial_views import TrialView
+from tuning.report.words import outcome
 from tuning.search.bottleneck import Verdict
 from tuning.search.race import SYSTEM
-from tuning.stats.uncertainty import Gain
+from tuning.stats.uncertainty import Gain, Quality
 
 
 def left_out(config: StudyConfig) -> list[str]:
@@ -34,11 +34,8 @@ def left_out(config: StudyConfig) -> list[str]:
     missing, others = lacking(config.card, config.dropped, config.space.table)
     found = []
     for needs, by_place in missing.items():
-        names = list(dict.fromkeys(by_place.get("knobs", ())))
-        if names:
-            knobs = "1 knob needs" if len(names) == 1 else f"{len(names)} knobs need"
-            verb = "is" if len(names) == 1 else "are"
-            found.append(f"{knobs} {needs} and {verb} left out: {', '.join(names)}; -v lists why")
+        if names := list(dict.fromkeys(by_place.get("knobs", ()))):
+            found.append(f"left out, as {needs} is needed: {', '.join(names)}; -v lists why")
         for place, own in by_place.items():
             if place != "knobs":
                 found.append(f"{place.partition('.')[2]} is measured without {', '.join(own)}: {needs} is needed")
@@ -47,54 +44,75 @@ def left_out(config: StudyConfig) -> list[str]:
 
 STEEP_FRAC = 0.6
 """nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
-
-
 SEARCHED = (
-    "Trials, each with the speed that the search went by: mostly its probe's, and not what was measured in turns."
+    "Trials, each with the speed that the search went by: mostly a short timing before it, and not measured in turns."
 )
 OTHERS_FRAC = 0.1
 """Of a probe's cores, what other programs may take: 0.00 to 0.03 on two quiet ones, 0.32 to 0.44 beside one program."""
 FAILURES = 3
 """So many reasons of failures are told."""
-SETTINGS = 6
+SETTINGS = 4
 """So many are in the first sentence at the most."""
 LEAST_ALIKE = 3
 """So many trainings of exactly one quality are said to be suspicious."""
 
 
 def answer(found: Summary) -> str:
-    """Returns what the run found in one sentence: what to set, how much faster that trains, and how good it is."""
-    best, reference = found.best, found.reference
+    """Returns what the run found in one sentence: what to set, how much faster that trains, how good it is, how sure.
+
+    Qualities in brackets are means on the same seeds, and their difference with half of its 95 % interval. If it is
+    known, a second sentence says how soon it is as good as what is trained today.
+    """
+    best = found.best
     if best is None:
         return "No configuration was picked: the run ended before its pick, or no trial reached its end."
-    so_far = "The best so far, unconfirmed: " * found.provisional
-    if reference is not None and keeps_today(found):
-        said = f"Keep {called(reference.name)}: {_none_better(found)}"
+    if keeps_today(found):
+        said = _keep(found, best)
     else:
-        said = f"{_to_set(found, best)}: {', '.join(filter(None, [_speed(found, best), *_learned(found)]))}"
-    return f"{so_far}{said[0].lower() + said[1:] if so_far else said}."
+        figures = ", ".join(filter(None, [_speed(found, best), _learned(found, best)]))
+        said = f"{_to_set(found, best)}: {figures}.{_soon(found)}"
+    return f"The best so far, unconfirmed: {said[0].lower()}{said[1:]}" if found.provisional else said
 
 
-def _none_better(found: Summary) -> str:
-    """Returns why the reference is the answer."""
+def _keep(found: Summary, best: Named) -> str:
+    """Returns that today's settings are the answer, which those are, and what they were compared with."""
+    own = fmt.settings(best.config, found.table)
+    name = "" if found.reference is None else plain(found.reference.name)
+    named = f"{name}: {_few(own)}" if own else f"the {PLAIN}"
     if not (count := found.trials_done):
-        return "no probe was faster, and nothing else was trained"
-    none = f"of {count} configurations none was" if count > 1 else "the one that was tried was not"
-    again = f"; {len(found.confirmed)} of them were trained on fresh seeds" if len(found.confirmed) > 1 else ""
-    better = {"quality": "as fast and better"}.get(found.study.setting("pick", "goal"), "as good and faster")
-    return f"{none} {better}{again}"
+        return f"Keep today's settings ({named}): no probe was faster, and nothing else was trained."
+    for_quality = found.study.setting("pick", "goal") == "quality"
+    better = "better at no less speed" if for_quality else f"faster at the same {plain(found.objective)}"
+    fresh = len([one for one in found.confirmed if one.config != best.config])
+    again = f" ({fresh} of them trained again on fresh seeds)" * (fresh > 0)
+    return f"Keep today's settings ({named}): none of {plural(count, 'other trial')}{again} was found {better}."
+
+
+def _few(settings: Sequence[str]) -> str:
+    """Returns the first of many settings, and how many more there are."""
+    kept = settings if len(settings) <= SETTINGS else [*settings[: SETTINGS - 1]]
+    more = f" and {len(settings) - len(kept)} more" if len(kept) < len(settings) else ""
+    return ", ".join(kept) + more
 
 
 def _to_set(found: Summary, best: Named) -> str:
     """Returns what is to be set, in a few words; the settings in full are told elsewhere."""
-    today, reference, rest = present(found), found.reference, ""
-    if reference and not _apart(found, best, reference):
-        today, rest = reference.config, f", the rest as in {called(reference.name)}"
-    table = found.table
-    chosen = fmt.unlike(best.config, today, table) if today is not None else fmt.settings(best.config, table)
-    if len(chosen) > SETTINGS:
-        chosen = [*chosen[: SETTINGS - 1], f"and {len(chosen) - SETTINGS + 1} more"]
-    return f"Set {', '.join(chosen)}{rest}" if chosen else "Leave every knob at its default"
+    base = today(found)
+    chosen = [
+        one.partition(" (was ")[0] for one in fmt.settings(best.config, found.table, base.config if base else None)
+    ]
+    rest = f", the rest as in {called(base.name)}" if base is not None and not _apart(found, best, base) else ""
+    return f"Set {_few(chosen)}{rest}" if chosen else "Leave every knob at its default"
+
+
+def today(found: Summary) -> Named | None:
+    """Returns the configuration that the settings are told as changes of: the user's own, or what has the same learning
+    knobs as the pick. None for the defaults: the `before` of a packaged workload is not the user's.
+    """
+    best, reference = found.best, found.reference
+    if BEFORE in found.named and found.ref not in available("workload"):
+        return found.named[BEFORE]
+    return reference if best is not None and reference is not None and not _apart(found, best, reference) else None
 
 
 def _apart(found: Summary, one: Named, other: Named) -> list[str]:
@@ -105,45 +123,47 @@ def _apart(found: Summary, one: Named, other: Named) -> list[str]:
 def _speed(found: Summary, best: Named) -> str:
     gain = found.answers["best"].gain
     if gain is None:
-        return f"trains {fmt.speed(best.throughput or best.trained, best.probed_samples_per_s)} samples a second"
-    return f"trains {alike_sentence(found, gain) or gain_sentence(gain)}"
+        return f"this trains {fmt.speed(best.throughput or best.trained, best.probed_samples_per_s)} samples a second"
+    said = gain_sentence(gain)
+    return f"this {'is' if said.startswith('not') else 'trains'} {said}"
 
 
-def _learned(found: Summary) -> list[str]:
-    """Returns how good the pick is beside the reference, and how soon it is as good."""
-    best, reference, objective = found.named["best"], found.reference, plain(found.objective)
-    own = found.answers["best"].quality
+def _learned(found: Summary, best: Named) -> str:
+    """Returns how good the pick is beside the reference."""
+    reference, objective, own = found.reference, plain(found.objective), found.answers["best"].quality
     if found.objective not in best.quality:
-        is_system = reference is not None and not _apart(found, best, reference)
-        return ["only system knobs differ" if is_system else f"its {objective} was not measured"] if objective else []
+        if reference is not None and not _apart(found, best, reference):
+            return "only system knobs differ"
+        return f"its {objective} was not measured" if objective else ""
+    quality = best.quality[found.objective]
+    seeds = _seeds(found, quality, own)
     if own is None or reference is None:
-        return [f"with {objective} {best.quality[found.objective].mean:.3f}{_seeds(found, None)}"]
-    over = called(reference.name)
-    beside = f"({own.own:.3f}, {over} {own.reference:.3f}{_seeds(found, own)})"
-    by = fmt.difference(abs(own.difference))[1:]
+        return f"with {objective} {quality.mean:.3f} ({seeds})"
+    larger = f"{fmt.difference(own.difference, own.half_width)} " if own.seeds else ""
+    both = f"{own.own:.3f} beside {own.reference:.3f} of {called(reference.name)}"
     verdict = own.verdict if _apart(found, best, reference) else "same"  # system knobs change nothing that is learned
-    said = {
-        "same": f"at the same {objective} {beside}",
-        "better": f"with {objective} better by {by} {beside}",
-        "worse": f"with {objective} worse by {by} {beside}",
-        "unknown": f"with {objective} {own.own:.3f} {beside.replace(f'{own.own:.3f}, ', '')}",
-    }
-    time = found.answers["best"].time
-    if time is None or time.own.median_s is None or time.reference.median_s is None:
-        return [said[verdict]]
-    whose = f"{over}'s {objective}" if over != f"the {PLAIN}" else f"the {objective} of {over}"
-    soon = f"and reaches {whose} in {duration(time.own.median_s)} instead of {duration(time.reference.median_s)}"
-    return [said[verdict], soon]
+    if verdict == "unknown":
+        return f"with {objective} {both} ({larger}{seeds})"
+    told = {"same": "at the same", "better": "with better", "worse": "but with worse"}
+    return f"{told[verdict]} {objective} ({both}: {larger}{seeds})"
 
 
-def _seeds(found: Summary, own: BesideToday | None) -> str:
+def _soon(found: Summary) -> str:
+    """Returns how soon the pick is as good as the reference at its end, "" if that is not known."""
+    time, reference = found.answers["best"].time, found.reference
+    if time is None or reference is None or time.own.median_s is None or time.reference.median_s is None:
+        return ""
+    ours, theirs = duration(time.own.median_s), duration(time.reference.median_s)
+    return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {ours} of training, not {theirs}."
+
+
+def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
     """Returns by how many seeds a quality is known."""
-    best = found.named["best"].quality.get(found.objective)
-    if own is None or not own.is_fresh:
-        if best is None or best.confirmed:
-            return ", by other seeds" * (own is not None)
-        return ", by one seed" + ", unconfirmed" * (not found.provisional)
-    return {0: ", by other seeds", 1: ", on one seed"}.get(own.seeds, f", on {own.seeds} seeds")
+    if own is not None and own.is_fresh:
+        return f"on {plural(own.seeds, 'seed')}" if own.seeds else "by other seeds"
+    if not best.confirmed:
+        return "by one seed" + ", unconfirmed" * (not found.provisional)
+    return f"on {plural(len(best.by_seed), 'seed')}" if own is None else "by other seeds"
 
 
 def cautions(found: Summary) -> list[str]:
@@ -154,28 +174,22 @@ def cautions(found: Summary) -> list[str]:
 
 def measured_sentence(found: Summary) -> str:
     """Returns what the figures of the answers rest on, "" if nothing was measured beside the reference."""
-    own = list(found.answers.values())
+    own, objective = list(found.answers.values()), plain(found.objective)
     rounds = max((a.gain.rounds for a in own if a.gain and not a.gain.grounds), default=0)
     seeds = max((a.quality.seeds for a in own if a.quality and a.quality.is_fresh), default=0)
-    parts = [f"speed: windows of {rounds} rounds in turns, 95 % interval"] * (rounds > 1)
-    parts += [f"{plain(found.objective)}: {seeds} seeds, the same for both, mean difference ± 95 %"] * (seeds > 1)
-    parts += ["time: seconds of training, median"] * any(a.time for a in own)
+    parts = [f"speed over: the ratio in {rounds} rounds in which all took turns, with its 95 % interval"] * (rounds > 1)
+    same = f"{objective} over: the mean difference on the same {seeds} seeds, ± half of its 95 % interval"
+    parts += [same] * (seeds > 1)
+    is_short = any("short timing" in gain.grounds for gain in found.gains)
+    parts += ["short timing: of a few seconds, not in turns"] * is_short
     return "; ".join(parts)
 
 
 def failed(views: Sequence[TrialView]) -> list[str]:
     """Returns of what trials or probes failed, the most frequent reasons first; what did not fit is no failure."""
     usual = {Outcome.OK, Outcome.STOPPED, Outcome.CUT, Outcome.REFUSED, Outcome.OOM, Outcome.HOST_OOM}
-    told = [(one.outcome, one.message) for one in views if one.message and one.outcome not in usual]
-    return [
-        f"{count} {outcome(kind)}: {plain(why)}"
-        for (kind, why), count in collections.Counter(told).most_common(FAILURES)
-    ]
-
-
-def present(found: Summary) -> Mapping[str, Scalar] | None:
-    """Returns the user's present configuration, None if unknown: that of a packaged workload is not theirs."""
-    return found.named[BEFORE].config if BEFORE in found.named and found.ref not in available("workload") else None
+    told = collections.Counter((one.outcome, one.message) for one in views if one.message and one.outcome not in usual)
+    return [f"{count} {outcome(kind)}: {plain(why)}" for (kind, why), count in told.most_common(FAILURES)]
 
 
 def same_sentence(found: Summary) -> str:
@@ -268,53 +282,29 @@ def found_by(best: Named) -> str:
     """Returns where the pick comes from, in a few words."""
     if best.trial:
         return f"trial {plain(best.trial)}"
-    return "its system knobs are the probes'" if SYSTEM in best.labels else "probes alone: it was not trained"
+    return "the fastest system knobs" if SYSTEM in best.labels else "from short timings, not trained"
 
 
 def gain_sentence(gain: Gain) -> str:
-    """Returns what a gain means, such as "2.80 times as fast as before (2.51 to 3.12)"."""
+    """Returns what a gain means, such as "2.80 times as fast as before (95 % interval 2.51 to 3.12)"."""
     over, shown = called(gain.over), gain.inverse() if gain.is_told and gain.ratio < 1 else gain
     times, _, interval = ratio(shown).partition(" ")
-    few = f"from {gain.rounds} rounds" if gain.rounds > 1 else "from one round"
-    few = f"from {gain.grounds}{', not side by side' * (not gain.rounds)}" if gain.grounds else few
-    ground = interval.strip("()") or (f"{few}: no interval" if gain.low is None else few)
+    ground = f"by {gain.grounds}" if gain.grounds else f"by {plural(gain.rounds, 'round')} in turns"
+    ground = f"95 % interval {interval.strip('()')}" if interval else ground
     if gain.low is not None and not gain.is_told:
         return f"not clearly faster or slower than {over} ({times} times, {ground})"
-    than = "slower than" if shown is not gain else "as fast as"
-    return f"{times} times {than} {over} ({ground})"
-
-
-def alike_sentence(found: Summary, gain: Gain) -> str:
-    """Returns that two configurations differ in what leaves speed as it is alone, "" where in more.
-
-    That are learning knobs but the batch size: a probe answers for all of them (`search.throughput`).
-    """
-    if gain.is_told:  # what a knob of the user's own does is not known, and windows are
-        return ""
-    apart = fmt.apart(found.named[gain.of].config, found.named[gain.over].config, found.table)
-    if any(found.table[name].kind != "learning" or name == "batch_size" for name in apart):
-        return ""
-    only = f"only {', '.join(sorted(apart))} differ{'s' * (len(apart) == 1)}" if apart else "the same configuration"
-    return f"as fast as {called(gain.over)} ({only})"
+    return f"{times} times {'slower than' if shown is not gain else 'as fast as'} {over} ({ground})"
 
 
 def baseline_sentence(found: Summary) -> str:
-    """Returns that the best is, or the next run may be, no better than a baseline of the workload; else ""."""
+    """Returns that the best is no better than a baseline of the workload; else ""."""
     best, baseline, objective = found.best, found.baseline, found.objective
     own = best.quality.get(objective) if best else None
-    if own is None or baseline is None:
+    sign = 1.0 if found.objectives.get(objective) == "min" else -1.0
+    if own is None or baseline is None or sign * own.mean < sign * baseline.value:
         return ""
-    sign = 1.0 if found.objectives[objective] == "min" else -1.0
-    beside = f"no better than the baseline {plain(baseline.name)} ({baseline.value:.3f})"
-    if sign * own.mean >= sign * baseline.value:
-        remedy = "speed is worth little before more is learned: budget.train_epochs, or wider learning knobs"
-        return f"{plain(objective)} {own.mean:.3f} is {beside}; {remedy}"
-    next_run = ("the next run's", (own.low, own.high) if len(own.by_seed) > 1 else None)
-    for whose, ends in (next_run, ("by so few validation samples,", own.by_samples)):
-        worst = ends[sign > 0] if ends else None
-        if worst is not None and sign * worst >= sign * baseline.value:
-            return f"{whose} {plain(objective)} may be {beside}"
-    return ""
+    said = f"{plain(objective)} {own.mean:.3f} is no better than the baseline {plain(baseline.name)}"
+    return f"{said} ({baseline.value:.3f}): train for longer by budget.train_epochs, or search wider learning knobs"
 
 
 def too_short_sentence(found: Summary) -> str:
@@ -342,18 +332,28 @@ def too_short_sentence(found: Summary) -> str:
     )
 
 
+def quality_sentence(found: Summary, own: Quality) -> str:
+    """Returns a quality of the pick, and where one more training is expected to come out, if several seeds tell."""
+    if not own.confirmed:
+        return f"{own.mean:.3f}, by one seed, in the search itself"
+    if found.sets_its_seed:
+        return f"{own.mean:.3f}, by one seed, which train(run) sets itself"
+    if (count := len(own.by_seed)) < 3 or own.low is None or own.high is None:
+        values = " and ".join(f"{value:.3f}" for value in sorted(own.by_seed.values()))
+        return f"{own.mean:.3f}" + f", the mean of two seeds: {values}" * (count > 1) + ", by one seed" * (count == 1)
+    expected = f"one more training is expected within {own.low:.3f} to {own.high:.3f} (95 %)"
+    return f"{own.mean:.3f}, the mean of {count} seeds; {expected}"
+
+
 def bound(found: Verdict) -> str:
-    """Returns what holds a configuration back in a few words, "loader 31 % (bad)"."""
-    return f"{found.bound} {percent(found.share)} ({found.band})"
+    """Returns what holds a configuration back in a few words, "loader 31 %"."""
+    return f"{found.bound} {percent(found.share)}"
 
 
 def verdict_sentence(found: Verdict) -> str:
-    """Returns what holds a configuration back; where it holds back much, also what may help, tried or not."""
-    if not found.held:
-        return found.sentence
-    if found.remedies:
-        return f"{found.sentence}; not tried: {', '.join(found.remedies[:3])}"
-    return f"{found.sentence}; tried already: {', '.join(found.tried[:3])}" if found.tried else found.sentence
+    """Returns what holds a configuration back, and what may help that was not tried, if it holds back much."""
+    untried = f"; not tried: {', '.join(found.remedies[:3])}" if found.held and found.remedies else ""
+    return f"{found.sentence}{untried}"
 
 
 def place_sentence(place: Place) -> str:

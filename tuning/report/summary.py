@@ -20,7 +20,7 @@ from tuning.journal.run import History
 from tuning.journal.timeline import Times
 from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
-from tuning.report.trial_views import SPEED, TrialView, probe_view, refused_view, trial_views
+from tuning.report.trial_views import SPEED, TrialView, refused_view, trial_views, view
 from tuning.search import ablation, selection
 from tuning.search.ablation import AblationResult
 from tuning.search.race import PRIOR_DEGREES
@@ -171,7 +171,7 @@ def of_run(run: History, ablated: History | None = None) -> Summary:
     place, workload = _place(study), mapping(study.setting("workload"))
     objectives = {name: mode for name, mode in study.objectives.items() if name != SPEED}
     trials = tuple(replace(t, on_front=t.trial in pick.front) for t in trial_views(run, objectives))
-    probes = tuple(map(probe_view, run.probes))
+    probes = tuple(map(view, run.probes))
     refused = Counter(refusal.stage for refusal in run.refused)
     confirming = Confirming(run, objectives, study.val_samples)
     cap_bytes = place.cap_bytes or (place.memory_bytes if place.type == "cuda" else None)

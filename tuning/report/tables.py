@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuning.report.format import (
-    assignments,
     complete,
     difference,
     duration,
     number,
-    outcome,
     plain,
+    plural,
     quality,
     rate,
     ratio,
     size,
     speed,
+    unlike,
 )
 from tuning.report.named import WORDS, Named
-from tuning.report.sentences import alike_sentence, bound, found_by, keeps_today
+from tuning.report.sentences import bound, found_by, keeps_today
 from tuning.report.summary import Summary
 from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
-from tuning.search import runtime_check
+from tuning.report.words import outcome, state
 from tuning.search.ablation import AblationResult
 
 
@@ -44,16 +44,17 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     what else was trained again, every objective, intervals, memory, and what holds each back.
     """
     reference = found.reference
-    today = [reference] if reference else []
     chosen = [found.named[name] for name in found.answers if name != "best" or not keeps_today(found)]
-    shown = [*today, *chosen, *(one for one in found.given() if one not in today)]
-    shown += [] if brief else found.others_trained_again()
+    shown = list(dict.fromkeys(one.name for one in (*([reference] if reference else []), *chosen, *found.given())))
+    rows_of = [found.named[name] for name in shown] + ([] if brief else list(found.others_trained_again()))
     objectives = [found.objective] if brief else [*found.objectives]
-    head = ["", "samples/s", f"over {reference.name}" if reference else "", *objectives, "difference", "as good after"]
-    rows = [_answer(found, one, objectives, brief=brief) for one in shown]
+    today = f" over {reference.name}" if reference else ""
+    until = f"reaches {reference.name}'s {found.objective} in" if reference else ""
+    head = ["", "samples/s", f"speed{today}", *objectives, f"{found.objective}{today}", until]
     head += [] if brief else ["peak", "bound by", "card"]
+    rows = [_answer(found, one, objectives, brief=brief) for one in rows_of]
     kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
-    stressed = next((n for n, one in enumerate(shown) if one.name == "best"), None)
+    stressed = next((n for n, one in enumerate(rows_of) if one.name == "best"), None)
     grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], stressed)
     return grid if len(rows) > 1 else None
 
@@ -61,10 +62,7 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
 def _answer(found: Summary, one: Named, objectives: Sequence[str], *, brief: bool) -> list[str]:
     reference, answer = found.reference, found.answers.get(one.name)
     gain = None if reference is None else found.gain(one.name, reference.name)
-    times = "-"
-    if gain is not None:
-        told = ratio(gain, "x") + (f" ({gain.grounds})" if gain.grounds else "")
-        times = "as fast" if alike_sentence(found, gain) else told
+    times = "-" if gain is None else ratio(gain, "x") + (f" ({gain.grounds})" if gain.grounds else "")
     known = [one.quality.get(name) for name in objectives]
     learned = ["not trained" if own is None else f"{own.mean:.3f}" if brief else quality(own) for own in known]
     beside, time = (answer.quality, answer.time) if answer is not None else (None, None)
@@ -82,7 +80,7 @@ def _answer(found: Summary, one: Named, objectives: Sequence[str], *, brief: boo
 def soon(found: Reached) -> str:
     """Returns after how long a quality was reached, "0.9s (0.8s to 1.1s)", and on how many seeds it was not."""
     own, count = found.known_s, len(found.by_seed)
-    missed = f"not in {found.missed} of {count} seed{'s' * (count > 1)}" * bool(found.missed)
+    missed = f"not reached on {found.missed} of {plural(count, 'seed')}" * bool(found.missed)
     if found.median_s is None:
         return missed
     ends = list(dict.fromkeys([duration(own[0]), duration(own[-1])]))
@@ -126,59 +124,45 @@ def knobs(found: Summary) -> tuple[Grid, list[str]] | None:
     return (Grid(["", *(one.name for one in columns)], rows), same) if columns else None
 
 
-def active(found: Summary) -> Grid | None:
-    """Returns the knobs of the best as asked, and as its first step was seen to run them."""
-    if found.best is None or not found.best.active:
-        return None
-    words = {True: "as asked", False: "not as asked", None: "cannot be told"}
-    asked = {name: value for name, value in found.best.config.items() if found.asks_for(name)}
-    rows = runtime_check.compare(asked, found.best.active, found.table)
-    return Grid(["knob", "asked", "seen", ""], [[r.knob, r.asked, r.seen, words[r.agrees]] for r in rows])
-
-
 def probes(found: Summary) -> Grid | None:
     """Returns every probe, the fastest first, with the knobs in which the probes differ."""
-    keys, rows = _varied(found.probes), []
-    for rank, probe in enumerate(sorted(found.probes, key=lambda p: -(p.samples_per_s or 0.0)), start=1):
-        measured = rate(probe.samples_per_s) if probe.samples_per_s else outcome(probe.outcome)
-        cells = [plain(probe.config.get(k, "-")) for k in keys]
-        rows.append([probe.trial or str(rank), measured, size(probe.peak_allocated_bytes), *cells])
-    return (
-        Grid(["", "samples a second", "peak memory", *(key.replace("_", " ") for key in keys)], rows) if rows else None
-    )
+    fastest = sorted(found.probes, key=lambda probe: -(probe.samples_per_s or 0.0))
+    names = [probe.trial or str(rank) for rank, probe in enumerate(fastest, start=1)]
+    base = fastest[0].config if fastest else {}
+    head = ["probe", "ended", "samples/s", "peak", "unlike the fastest"]
+    return _listed(found, head, names, fastest, (), base)
 
 
-def trials(found: Summary) -> Grid | None:
-    """Returns every trial with the knobs in which the trials differ, and what it is picked for."""
+def trials(found: Summary, *, brief: bool = False) -> Grid | None:
+    """Returns every trial: what it is picked for, how it ended, qualities, speed, memory unless `brief`, and knobs."""
     picks = {found.named[name].trial: WORDS[name] for name in reversed(list(found.answers))}
-    keys, rows = _varied(found.trials), []
-    for trial, figures in _ended_trials(found):
-        mark = picks.get(trial.trial, "front" if trial.on_front else trial.named)
-        knobs = [plain(trial.config.get(k, "-")) for k in keys]
-        rows.append([trial.trial, *figures, size(trial.peak_allocated_bytes), *knobs, mark])
-    head = ["", "outcome", *found.objectives, "samples/s", "peak", *(key.replace("_", " ") for key in keys), ""]
+    ended = sorted(found.trials, key=lambda trial: trial.trial)
+    marks = [picks.get(trial.trial, "front" if trial.on_front else trial.named) for trial in ended]
+    names = [f"{trial.trial} {mark}".rstrip() for trial, mark in zip(ended, marks, strict=True)]
+    objectives, best = tuple(found.objectives), found.best
+    unlike_what = "unlike the defaults" if best is None else "unlike the best"
+    head = ["trial", "ended", *objectives, "samples/s", "peak", unlike_what]
+    made = _listed(found, head, names, ended, objectives, {} if best is None else best.config)
+    if made is None or not brief:
+        return made
+    return Grid([*made.head[:-2], made.head[-1]], [[*row[:-2], row[-1]] for row in made.rows])
+
+
+def _listed(
+    found: Summary,
+    head: Sequence[str],
+    names: Sequence[str],
+    views: Sequence[TrialView],
+    objectives: Sequence[str],
+    base: Mapping[str, object],
+) -> Grid | None:
+    """Returns a row for each trial or probe, None without any; knobs are those unlike in `base`."""
+    rows = []
+    for name, one in zip(names, views, strict=True):
+        values = [f"{value:.3f}" if (value := one.values.get(n)) is not None else "-" for n in objectives]
+        knobs = "" if one.named else " ".join(unlike(one.config, base, found.table))
+        rows.append([name, state(one), *values, rate(one.known_per_s), size(one.peak_allocated_bytes), knobs])
     return Grid(head, rows) if rows else None
-
-
-def _ended_trials(found: Summary) -> Iterator[tuple[TrialView, list[str]]]:
-    """Yields each trial by its name, with how it ended, its qualities and its speed."""
-    for trial in sorted(found.trials, key=lambda t: t.trial):
-        at = trial.stopped_at or (trial.samples if trial.has_ended else None)
-        ended = outcome(trial.outcome) + (f" at {at}" if at else "")
-        values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
-        trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
-        yield trial, [ended, *values, rate(trial.samples_per_s if trained else None)]
-
-
-def trial_list(found: Summary) -> Grid | None:
-    """Returns every trial as `show` lists it: how it ended, quality, speed, the knobs in which the trials differ."""
-    keys, rows = _varied(found.trials), []
-    best = found.best.trial if found.best else ""
-    for trial, figures in _ended_trials(found):
-        own = assignments({key: trial.config[key] for key in keys if key in trial.config})
-        name = f"{trial.trial}{' *' * (trial.trial == best)}{f' {trial.named}' if trial.named else ''}"
-        rows.append([name, *figures, " ".join(own)])
-    return Grid(["trial", "outcome", *found.objectives, "samples/s", "with"], rows) if rows else None
 
 
 def compared(first: Summary, second: Summary) -> Grid:
@@ -207,8 +191,3 @@ def _knobs_of(found: Summary, one: Named) -> dict[str, object]:
 def _exact(value: object) -> str:
     """Returns the value of a knob so that it can be told from another, "-" where there is none."""
     return "-" if value is None else number(value, 6) if isinstance(value, float) else plain(value)
-
-
-def _varied(views: Sequence[TrialView]) -> list[str]:
-    names = dict.fromkeys(name for one in views for name in one.config)
-    return [n for n in names if len({str(one.config.get(n)) for one in views}) > 1]

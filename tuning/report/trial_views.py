@@ -1,11 +1,11 @@
-"""Trials and probes as a summary has them, each from its records."""
+"""The one view of what was trained or probed, from its records: every screen, table and file reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tuning.journal.events import Config, Facts, ProbeRecord, RefusedRecord, TrialRecord
+from tuning.journal.events import Config, ConfirmedRecord, Facts, ProbeRecord, RefusedRecord, TrialRecord
 from tuning.journal.run import History, Trial
 from tuning.search.bottleneck import joules_a_sample
 
@@ -15,7 +15,7 @@ SPEED, MEASURED = "samples_per_s", "measured_samples_per_s"
 
 @dataclass(frozen=True)
 class TrialView:
-    """One trial that ended, or one probe (`trial` is then its name, if any); values are None where there is none."""
+    """One trial that ended, or one probe (`trial` is then its name, if any); values are None if there is none."""
 
     trial: str
     outcome: str
@@ -36,6 +36,35 @@ class TrialView:
     has_ended: bool = False
     """A custom loop ended it before its horizon."""
 
+    @property
+    def known_per_s(self) -> float | None:
+        """Returns its speed, None if it failed: then that is only what was expected."""
+        return self.samples_per_s if self.outcome in ("", "ok", "stopped") else None
+
+
+def view(made: TrialRecord | ConfirmedRecord | ProbeRecord) -> TrialView:
+    """Returns the view of one record; a probe's or a confirming training's name stands in the place of a trial."""
+    if not isinstance(made, TrialRecord):
+        seen = TrialView(made.name, made.outcome, made.config, samples_per_s=made.samples_per_s, active=made.active)
+        seen = replace(seen, peak_allocated_bytes=made.peak_allocated_bytes, message=made.message)
+        return replace(seen, values=made.values, seed=made.seed) if isinstance(made, ConfirmedRecord) else seen
+    return TrialView(
+        trial=made.trial,
+        outcome=made.outcome,
+        config=made.config,
+        values=made.values,
+        samples=made.samples,
+        stopped_at=made.stopped_at,
+        samples_per_s=made.samples_per_s,
+        measured_samples_per_s=made.measured_samples_per_s,
+        peak_allocated_bytes=made.peak_allocated_bytes,
+        joules_per_sample=joules_a_sample(made.telemetry, made.measured_samples_per_s),
+        seed=made.seed,
+        message=made.message or made.reason,
+        active=made.active,
+        has_ended=made.has_ended,
+    )
+
 
 def trial_views(run: History, objectives: Iterable[str]) -> list[TrialView]:
     """Returns each trial that ended, once, with its latest ending: a resumed run may repeat one."""
@@ -43,36 +72,7 @@ def trial_views(run: History, objectives: Iterable[str]) -> list[TrialView]:
 
 
 def _of_trial(trial: Trial, end: TrialRecord, objectives: Iterable[str]) -> TrialView:
-    return TrialView(
-        trial=trial.id,
-        outcome=end.outcome,
-        config=end.config,
-        values={name: trial.values.get(name) for name in objectives},
-        samples=end.samples,
-        stopped_at=end.stopped_at,
-        samples_per_s=end.samples_per_s,
-        measured_samples_per_s=end.measured_samples_per_s,
-        peak_allocated_bytes=end.peak_allocated_bytes,
-        joules_per_sample=joules_a_sample(end.telemetry, end.measured_samples_per_s),
-        seed=end.seed,
-        message=end.message or end.reason,
-        active=end.active,
-        named=trial.named,
-        has_ended=end.has_ended,
-    )
-
-
-def probe_view(probe: ProbeRecord) -> TrialView:
-    """Returns a probe, its name in the place of a trial."""
-    return TrialView(
-        trial=probe.name,
-        outcome=probe.outcome,
-        config=probe.config,
-        samples_per_s=probe.samples_per_s,
-        peak_allocated_bytes=probe.peak_allocated_bytes,
-        message=probe.message,
-        active=probe.active,
-    )
+    return replace(view(end), values={name: trial.values.get(name) for name in objectives}, named=trial.named)
 
 
 def refused_view(refusal: RefusedRecord) -> TrialView:

@@ -110,18 +110,16 @@ def judge(
     band: Band = "good" if found.busy >= GOOD_FRAC else "OK" if found.busy >= OK_FRAC else "bad"
     bound, share = _bound(found, retries, memory_frac)
     waits = found.waited >= NOTED_FRAC
-    said = [_busy(found), f"data-wait {percent(found.waited)}"]
+    parts = ((words, _share(spans, name)) for name, words in LOADING_WORDS.items())
+    loading = ", ".join(f"{words} {percent(frac)}" for words, frac in parts if frac >= 0.005) if waits else ""
+    said = [_busy(found), f"{percent(found.waited)} waiting for data" + (f" ({loading})" if loading else "")]
     if bound == "transfer":
-        said.append(f"transfer {percent(share)}")
+        said.append(f"{percent(share)} copying to the device")
     if bound == "memory":
         said.append(f"{retries} allocator retries" if retries else f"{percent(memory_frac or 0.0)} of the memory taken")
-    sentence = f"{'optimiser' if bound == 'optimizer' else bound}-bound: {', '.join(said)} ({band})"
-    parts = ((words, _share(spans, name)) for name, words in LOADING_WORDS.items())
-    loading = ", ".join(f"{words} {percent(frac)}" for words, frac in parts if frac >= 0.005)
-    if waits and (loading or bound != "loader"):
-        sentence += f"; held by waiting for data {percent(found.waited)}{f' ({loading})' if loading else ''}"
+    sentence = f"{bound}: {', '.join(said)}"
     if (stolen := facts.get("steal_frac", 0.0)) >= NOTED_FRAC:
-        sentence += f"; disturbed, {percent(stolen)} of the processor went to other machines"
+        sentence += f"; disturbed: {percent(stolen)} of the processor went to other machines"
     own = Knobs.of(knobs or {}, table)
     measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"))
     bounds: list[Bound] = ["loader", bound] if waits else [bound]
@@ -174,7 +172,7 @@ def _bound(found: Shares, retries: int, memory_frac: float | None) -> tuple[Boun
 
 def _busy(found: Shares) -> str:
     if found.seen:
-        return f"GPU {percent(found.busy)}"
+        return f"GPU {percent(found.busy)} busy"
     stepping = f", {percent(found.optimizer)} in the optimiser" if found.optimizer >= NOTED_FRAC else ""
     return f"{percent(found.compute)} in forward and backward{stepping}"
 

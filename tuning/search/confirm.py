@@ -333,15 +333,6 @@ class _Trainings:
         return tuple(dict.fromkeys(max(1, round(samples * n / points)) for n in range(1, points + 1)))
 
 
-def expected_s(
-    budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float, reference_per_s: float = 0.0
-) -> float:
-    """Returns about how long the stage takes for one pick beside the reference, so that the search leaves it that."""
-    trainings_s = LEAST_SEEDS * MORE * horizon / max(samples_per_s, 1e-9)
-    trainings_s += LEAST_SEEDS * MORE * horizon / reference_per_s if reference_per_s else 0.0
-    return START_S + trainings_s + windows_s(budget, configurations)
-
-
 def windows_s(budget: ConfirmSection, configurations: int, cost_s: float = WINDOW_COST_S) -> float:
     """Returns about how long the windows of so many configurations take; `cost_s` is of one beside its own length."""
     return budget.windows * configurations * (budget.window_s + cost_s)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainables.knobs import Scalar
-from tuning.config.resolve import COMMAND_LINE, measured_beside
+from tuning.config.resolve import COMMAND_LINE
 from tuning.config.schema import BEFORE, PLAIN, PLANNED_TRIALS, StudyConfig
 from tuning.journal.events import StudyRecord
 from tuning.journal.records import Journal
@@ -23,6 +23,7 @@ from tuning.search.pruner import milestones
 from tuning.search.race import LEAST_SEEDS
 from tuning.search.scheduler import SearchTerms
 from tuning.search.throughput import Probed, Speeds, group_of, probed, suits
+from tuning.search.timeplan import TimePlan, planned
 from tuning.workers import machine, slots
 
 PREDICT_S = 60.0
@@ -193,28 +194,25 @@ class Limits:
         Where widths and depths are searched, the fastest group of all is many times as fast as what most trials are: of
         one script it had five trials of 51 passes come to their end in three minutes, this mean 22 of 23.
         """
-        groups: dict[Any, float] = {}
-        for probe in self._probed():
+        groups, known = dict[Any, float](), self._probed()
+        for probe in known:
             place = group_of(probe.knobs, self._journal.run.table)
             if suits(self.config.space, probe):
                 groups[place] = max(groups.get(place, 0.0), probe.samples_per_s)
-        return statistics.geometric_mean(groups.values()) if groups else self._fastest_per_s()
+        if not groups:
+            return max((probe.samples_per_s for probe in known), default=0.0)
+        return statistics.geometric_mean(groups.values())
 
     def _probed(self) -> list[Probed]:
         return probed(self._journal.run.probes, self._journal.run.table)
 
-    def _fastest_per_s(self) -> float:
-        """Returns the largest speed that was probed, 0 where nothing was."""
-        return max((p.samples_per_s for p in self._probed()), default=0.0)
-
-    def training_s(self) -> float:
-        """Returns about how long a training takes at the fastest speed probed; 0 where nothing was."""
-        rate = self._fastest_per_s()
-        return confirm.MORE * self.horizon() / rate if rate else 0.0
+    def time_plan(self) -> TimePlan:
+        """Returns what the study plans to spend of its time."""
+        return planned(self._journal.run, self.config, self.horizon(), self.reference_per_s())
 
     def long(self) -> str:
         """Returns that a search without a limit takes `LONG_S` and more, by the fastest speed probed; "" where not."""
-        count, training_s = self.config.search.most_trials, self.training_s()
+        count, training_s = self.config.search.most_trials, self.time_plan().training_s
         whole_s = math.ceil(count / max(1, self.plan().concurrency)) * training_s
         if self.config.search.max_time_s is not None or whole_s < LONG_S:
             return ""
@@ -225,7 +223,7 @@ class Limits:
         """Returns why nothing is trained, "" where the search begins: no trials, or no time for one."""
         if self.config.search.trials == 0:
             return "search.trials=0: nothing is trained; the pick has the fastest system knobs that were probed"
-        limit_s, training_s, cut_at = self.config.search.max_time_s, self.training_s(), self._cut_at()
+        training_s, limit_s, cut_at = self.time_plan().training_s, self.config.search.max_time_s, self._cut_at()
         if limit_s is None or cut_at is None or self._journal.run.begun:
             return ""
         left_s = max(0.0, cut_at - time.monotonic())
@@ -268,13 +266,10 @@ class Limits:
         return slots.on_card(self.cap_bytes(), needs, busy_frac, cores // self._devices, workers)
 
     def _cut_at(self) -> float | None:
-        """Returns when trials that still run are cut: the windows of confirming are to come before max_time is over."""
-        limit_s = self.config.search.max_time_s
-        if limit_s is None:
+        """Returns when trials that still run are cut: the rounds of confirming are to come before max_time is over."""
+        if self.config.search.max_time_s is None:
             return None
-        budget = self.config.budget.confirm
-        round_s = confirm.windows_s(budget, self._configurations()) / budget.windows
-        return self.ends_at - min(confirm.LEAST_ROUNDS * round_s, confirm.SHARE * limit_s)
+        return self.ends_at - self.time_plan().least_rounds_s
 
     def terms(self) -> SearchTerms:
         """Returns what the search may do, and until when: confirming needs its time too."""
@@ -293,14 +288,7 @@ class Limits:
 
     def _search_ends_at(self) -> float | None:
         """Returns when the search is to end, None without a limit."""
-        limit_s, rate = self.config.search.max_time_s, self._fastest_per_s()
-        if limit_s is None:
-            return None
-        reserve_s = math.inf  # unknown: the whole share
-        if rate:
-            budget, count = self.config.budget.confirm, self._configurations()
-            reserve_s = confirm.expected_s(budget, count, self.horizon(), rate, self.reference_per_s())
-        return self.ends_at - min(reserve_s, confirm.SHARE * limit_s)
+        return None if self.config.search.max_time_s is None else self.ends_at - self.time_plan().confirm_s
 
     def reference(self) -> tuple[str, Mapping[str, Scalar]]:
         """Returns the name and the knobs of what is trained today: `before`, else the plain defaults as they fit.
@@ -347,7 +335,3 @@ class Limits:
     def confirm_s(self) -> float:
         """Returns the seconds that confirming may take from here on: what the search has left."""
         return math.inf if self.config.search.max_time_s is None else self.left_s()
-
-    def _configurations(self) -> int:
-        """Returns how many configurations take windows in turns: the best, and those that it is measured beside."""
-        return len(measured_beside(self.config)) + 1

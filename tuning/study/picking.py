@@ -21,7 +21,7 @@ from tuning.journal.run import History
 from tuning.memory import groups
 from tuning.memory.oom import Outcome
 from tuning.report import sentences
-from tuning.report.format import duration
+from tuning.report.format import difference, duration, plural
 from tuning.search.confirm import (
     LEAST_ROUNDS,
     Confirmed,
@@ -221,10 +221,9 @@ class PickStage:
             return f"{said}, by the search's seed alone"
         gains, floor = list(own.gains.values()), reference if rule.at_least is None else f"{rule.at_least:g}"
         reach = Spread(race.spread, race.degrees).half_width(len(gains))
-        interval = f" ± {reach:.2g}" if race.degrees > 1 else ""
         fresh = "" if not sets_its_seed(self._journal.run) else ", though train(run) sets its seed itself"
-        seeds = f"{len(gains)} fresh seed{'s' * (len(gains) != 1)}"
-        return f"{said}: {statistics.fmean(gains):+.2g}{interval} beside {floor} on {seeds}{fresh}"
+        better = difference(statistics.fmean(gains), reach if race.degrees > 1 else None)
+        return f"{said}: {better} beside {floor} on {plural(len(gains), 'fresh seed')}{fresh}"
 
 
 def nothing_usable(run: History, folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainables.knobs import KnobTable
 from tuning.journal import events
-from tuning.report import text
+from tuning.report import words
 from tuning.report.format import plain, unlike
 from tuning.report.trial_views import SPEED
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def show(board: RayBoard, made: events.Event, objective: str, table: KnobTable) -> None:
     """Shows an event as it is written."""
-    told = text.event(made, {}, table, objective)
+    told = words.event(made, {}, table, objective)
     match made:
         case events.StageRecord(state="start"):
             board.runs("stage", f"stage {made.stage}")

@@ -53,7 +53,7 @@ def test_another_framework_is_refused_with_those_there_are(folder: Path, capsys:
     assert "deepspeed" in capsys.readouterr().err
 
 
-def test_a_knob_of_the_runs_own_is_not_taken_for_ours_of_its_name(
+def test_a_knob_of_the_runs_own_is_not_taken_for_ours(
     folder: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = KnobTable({"optimizer": Knob("adam", "learning", values=("adam", "lion"))}, hooks=["optimizer"])

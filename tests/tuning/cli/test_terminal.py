@@ -1,7 +1,6 @@
-"""What a run says: 80 columns, no escape codes in a pipe, and no value that is anything but text."""
+"""What a run says while it goes on: its log as a text file, no escape code in a pipe, and no value that is not text."""
 
 import contextlib
-import dataclasses
 import io
 import math
 import os
@@ -12,15 +11,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.tuning import hostile
+from tests.tuning import answered, hostile
+from tests.tuning.answered import changed, each
+from tests.tuning.snapshots import check
 from tuning.cli import live
 from tuning.cli.terminal import Terminal
 from tuning.config import load
 from tuning.config.errors import ConfigError
 from tuning.journal.events import StudyRecord
-from tuning.journal.records import Record
 from tuning.journal.run import History
 from tuning.report import summary, text
+from tuning.report.format import number
 from tuning.workers import doctor
 
 FOLDER = Path("runs/nli/20261121-103412-3f2a")
@@ -56,27 +57,19 @@ def play(records, study, stream=io.StringIO, verbosity=0, **env):
     return out.getvalue(), err.getvalue()
 
 
-@pytest.fixture(scope="module")
-def piped(records, study):
-    return play(records, study)
+def told(verbosity=0, **env):
+    """Returns a terminal and what it writes to stderr."""
+    stream = io.StringIO()
+    return Terminal(verbosity, out=io.StringIO(), err=stream, env=env), stream
 
 
-def test_the_result_goes_to_stdout_and_the_rest_to_stderr(piped):
-    out, err = piped
-    told = " ".join(out.split())
-    answer, _, rest = told.partition(". set ")
-    assert answer.startswith("Set length_bucketing=true, ram_cache=true, amp_dtype=bf16, fused_optimizer=true, ")
-    assert answer.endswith(
-        "trains 1.85 times as fast as before (1.83 to 1.86), with accuracy 0.905 (before 0.887, on one seed)"
-    )
-    assert "micro_batch_size=8 every other knob at its default (trial t007) " in rest
-    assert "accuracy 0.906 (0.893 to 0.919): range of the next run, 95 %, from 3 seeds" in told
-    assert "trials 12: 5 ok, 4 stopped, 1 oom, 1 refused, 1 diverged" in told
-    assert "Throughput is that of Example CPU" in told
-    assert out.endswith("python -m tuning show 20261121-103412-3f2a\n")
-    assert "plan      probes for 24s" in err
-    assert err.count("\nprobe ") == 6
-    assert err.count("\ntrial ") == 11
+@pytest.mark.parametrize(("name", "verbosity"), [("log", 0), ("log_verbose", 1)])
+def test_a_pipe_has_a_line_an_event(records, study, name, verbosity):
+    counted = each(answered.run(records), "study", parameters={"total": 22_713_216, "trainable": 123_456})
+    out, err = play(counted, study, verbosity=verbosity)
+    check(name, err)
+    assert max(map(len, err.splitlines())) <= 80
+    assert out.startswith("Set "), "the result goes to stdout"
 
 
 def test_a_terminal_gets_a_live_view_and_what_each_stage_found(records, study):
@@ -87,34 +80,18 @@ def test_a_terminal_gets_a_live_view_and_what_each_stage_found(records, study):
     assert all(f" t{number:03d} " in err for number in range(11))
 
 
-def test_without_colour_a_terminal_has_a_live_view_without_colours(records, study):
+def test_without_colour_a_live_view_has_no_colours(records, study):
     out, err = play(records, study, Tty, NO_COLOR="1")
     assert "stage 3 of 5: search" in err
     assert not re.search(r"\x1b\[[0-9;]*m", out + err)
 
 
-def test_a_pipe_has_a_line_an_event_with_how_many_are_done(piped):
-    _, err = piped
-    told = [line.split() for line in err.splitlines()]
-    assert [words[1] for words in told if words[:1] == ["probe"]] == [str(n) for n in range(1, 7)]
-    assert [words[1] for words in told if words[:1] == ["trial"]] == [f"{n}/12" for n in range(1, 12)]
-    stages = [line for line in err.splitlines() if line.startswith("stage")]
-    assert [line.split(":")[0] for line in stages] == [f"stage {n} of 5" for n in range(1, 6)]
-
-
-def test_the_plan_is_told_before_anything_is_loaded_and_a_run_can_be_interrupted_then(study):
-    stream = io.StringIO()
-    terminal = Terminal(out=io.StringIO(), err=stream, env={})
+def test_a_run_that_is_interrupted_early_has_told_its_plan(study):
+    terminal, stream = told()
     terminal.begin(0.0)
     terminal.plan(study)
-    told = stream.getvalue()
-    assert told.startswith("start     looking at the machine and the workload\n")
-    assert "plan      probes for 24s, 12 trials" in told
     terminal.interrupted(signal.SIGINT)
-    assert "resume" not in stream.getvalue()
-
-
-def test_the_plan_has_the_time_that_probes_may_take_of_a_short_study():
+    check("interrupted_early", stream.getvalue())
     for limit, probes in (("60s", "15s"), ("10m", "24s")):
         plan = dict(text.planned(load.load(["workload=nli", f"search.max_time={limit}"])))["plan"]
         assert plan.startswith(f"probes for {probes}, ")
@@ -128,57 +105,52 @@ def test_80_columns_with_twelve_knobs_and_long_values(records, study):
     assert "a_knob_with_a_long_name_11=valuevaluevalueva…" in "".join(out.split())
 
 
-def test_a_trial_that_the_time_stopped_between_rungs_is_told_with_what_its_last_rung_had(records, study):
+def test_a_trial_stopped_between_rungs_has_its_last_rung(records, study):
     own = next(r for r in records if r.event == "trial" and r["outcome"] == "stopped")
     seen = [r for r in records if r.event == "rung" and r["trial"] == own["trial"]][-1]
     late = changed(own, stopped_at=own["stopped_at"] + 1, values={})
     _, err = play([late if r is own else r for r in records], study)
-    told = next(line for line in err.splitlines() if f"{own['trial']}  stopped at" in line)
-    assert f"stopped at {own['stopped_at'] + 1}  accuracy {seen['values']['accuracy']:.3f}  " in told
+    line = next(line for line in err.splitlines() if f"{own['trial']}  stopped at" in line)
+    assert f"stopped at {own['stopped_at'] + 1}  accuracy {seen['values']['accuracy']:.3f}  " in line
 
 
 @pytest.mark.parametrize(("stream", "columns"), [(io.StringIO, 40), (io.StringIO, 120), (Tty, 60)])
-def test_in_a_pipe_and_a_dumb_terminal_columns_decide_too_and_there_is_no_escape_code(records, study, stream, columns):
-    told = "".join(play(records, study, stream, COLUMNS=str(columns), TERM="dumb"))
-    assert not {"\x1b", "\r"} & set(told)
-    widths = [len(line) for line in told.splitlines() if FOLDER.name not in line]  # a path or an id is not cut
+def test_columns_decide_in_a_pipe_and_a_dumb_terminal(records, study, stream, columns):
+    said = "".join(play(records, study, stream, COLUMNS=str(columns), TERM="dumb"))
+    assert not {"\x1b", "\r"} & set(said)
+    widths = [len(line) for line in said.splitlines() if FOLDER.name not in line]  # a path or an id is not cut
     assert columns - 20 < max(widths) <= columns
 
 
 @pytest.mark.parametrize("columns", ["wide", "9" * 9])
-def test_what_is_no_number_of_columns_is_passed_over(records, study, piped, columns):
-    assert play(records, study, COLUMNS=columns) == piped
+def test_what_is_no_number_of_columns_is_passed_over(records, study, columns):
+    assert play(records, study, COLUMNS=columns) == play(records, study)
 
 
 def test_hostile_text_is_printed_as_text(records, study):
     out, err = play(hostile.run(records), study, verbosity=1)
-    assert "\x1b" not in out + err
-    assert "\x07" not in out + err
+    assert not {"\x1b", "\x07"} & set(out + err)
     assert "[/foo]<script>" in out
     assert "[/foo]<script>" in err
 
 
 def test_quiet_says_little_and_still_warns(records, study):
     out, err = play(records, study, verbosity=-1)
-    assert err == ""
-    assert "(trial t007)" in out
-    stream = io.StringIO()
-    terminal = Terminal(-1, out=io.StringIO(), err=stream, env={})
-    terminal.warning("the disk is [bold]nearly[/bold] full")
-    terminal.warning("the disk is [bold]nearly[/bold] full")
+    assert (err, "(trial t007)" in out) == ("", True)
+    terminal, stream = told(-1)
+    for _ in range(2):
+        terminal.warning("the disk is [bold]nearly[/bold] full")
     assert stream.getvalue() == "warning   the disk is [bold]nearly[/bold] full\n"
 
 
 def test_checks_are_told_when_something_is_wrong():
-    stream = io.StringIO()
-    checks = [doctor.Check("disk", "OK", "9 GiB free"), doctor.Check("shm", "WARN", "64 MiB", "--shm-size=1g")]
-    Terminal(out=io.StringIO(), err=stream, env={}).checks(checks)
+    terminal, stream = told()
+    terminal.checks([doctor.Check("disk", "OK", "9 GiB free"), doctor.Check("shm", "WARN", "64 MiB", "--shm-size=1g")])
     assert stream.getvalue() == "warning   shm: 64 MiB; --shm-size=1g\n"
 
 
 def test_an_interruption_says_how_to_go_on(records):
-    stream = io.StringIO()
-    terminal = Terminal(-1, out=io.StringIO(), err=stream, env={})
+    terminal, stream = told(-1)
     terminal.opened(StudyRecord.read(records[0]), Path("elsewhere/nli/x1"), 0.0, History())
     terminal.interrupted(signal.SIGINT)
     assert "interrupted by SIGINT" in stream.getvalue()
@@ -186,60 +158,12 @@ def test_an_interruption_says_how_to_go_on(records):
 
 
 def test_an_error_is_printed_whole_and_without_markup():
-    stream = io.StringIO()
-    error = ConfigError("name=[/foo]", allowed="letters", remedy="another name")
-    Terminal(-1, out=io.StringIO(), err=stream, env={}).error(error)
+    terminal, stream = told(-1)
+    terminal.error(ConfigError("name=[/foo]", allowed="letters", remedy="another name"))
     assert stream.getvalue() == "error: name=[/foo]\n  allowed: letters\n  try: another name\n"
 
 
-def test_a_run_cut_off_anywhere_has_a_result(records):
-    for end in range(0, len(records), 4):
-        out = io.StringIO()
-        Terminal(out=out, err=io.StringIO(), env={}).summary(summary.of_run(History(records[:end])), FOLDER)
-        told = out.getvalue().splitlines()
-        known = any(r.event == "probe" for r in records[:end])
-        assert known or "No configuration was picked" in told[0]
-        assert max(map(len, told)) <= 80
-
-
-@pytest.mark.parametrize(("columns", "alone"), [(60, False), (200, True)])
-def test_tables_use_the_room_there_is(records, study, columns, alone):
-    out, _ = play(records, study, COLUMNS=str(columns))
-    row = next(line for line in out.splitlines() if line.startswith("best t007"))
-    assert ("1.85x (1.83 to 1.86)" in row) == alone
-
-
-def test_what_it_trains_on_and_what_holds_it_back_are_said(records, study):
-    facts = {"parameters": {"total": 22_713_216, "trainable": 123_456}}
-    spans = {"data_wait_s": 3.0, "transfer_s": 0.0, "forward_backward_s": 6.0, "optimizer_s": 1.0, "wall_s": 10.0}
-    told = [
-        dataclasses.replace(
-            r,
-            fields={
-                **r.fields,
-                **(facts if r.event == "study" else {}),
-                **({"spans": spans, "telemetry": {"machine_cpu_frac": 0.5}} if r.event == "confirmed" else {}),
-            },
-        )
-        for r in records
-    ]
-    told.insert(
-        5, Record(5, "2026-11-21T10:34:12.000Z", "note", {"text": "data-wait 0.4 %: num_workers is left as it is"})
-    )
-    out, err = play(told, study)
-    assert "model     22,713,216 parameters, 123,456 of them trained" in err
-    assert "types     fp32, bf16" in err
-    assert "active    " in err
-    assert "note      data-wait 0.4 %: num_workers is left as it is" in err
-    assert "loader-bound: 60 % in forward and backward, 10 % in the optimiser, data-wait" in " ".join(out.split())
-    assert max(map(len, err.splitlines())) <= 80
-
-
-def changed(record, **fields):
-    return dataclasses.replace(record, fields={**record.fields, **fields})
-
-
-def test_a_terminal_that_goes_away_ends_nothing(records, study):
+def test_a_terminal_that_goes_away_ends_nothing():
     parent, child = os.openpty()
     gone = os.fdopen(child, "w", encoding="utf-8")
     terminal = Terminal(0, out=io.StringIO(), err=gone, env={"TERM": "dumb"})
@@ -252,19 +176,15 @@ def test_a_terminal_that_goes_away_ends_nothing(records, study):
         gone.close()
 
 
-@pytest.mark.parametrize("width", [60, 200])
+@pytest.mark.parametrize("width", [80, 200])
 def test_the_list_of_trials_cuts_no_knob(records, width):
-    out = io.StringIO()
-    Terminal(out=out, err=io.StringIO(), env={"COLUMNS": str(width)}).trials(summary.of_run(History(records)))
+    out, found = io.StringIO(), summary.of_run(History(records))
+    Terminal(out=out, err=io.StringIO(), env={"COLUMNS": str(width)}).trials(found)
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
-    found = [line for line in lines if line.startswith("t0")]
-    assert len(found) == 11
-    told = out.getvalue()
-    for trial in (r for r in records if r.event == "trial"):
-        assert f"batch_size={trial['config']['batch_size']}" in told
-    assert all(("=" in line) == (width == 200) for line in found)
-    assert not any(line.rstrip().endswith("=") for line in lines)
+    assert len([line for line in lines if line.startswith("t0")]) == 11
+    rates = [number(trial.config["learning_rate"]) for trial in found.trials if trial.trial != found.best.trial]
+    assert all(f"learning_rate={rate}" in out.getvalue() for rate in rates)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,11 @@ def best(found, tmp_path):
     return export.write_best(found, tmp_path / "best.yaml")
 
 
+def written(found, folder, name="best"):
+    """Returns what stands in the file of a configuration."""
+    return yaml.safe_load(export.write_best(found, folder / f"{name}.yaml", name=name).read_text(encoding="utf-8"))
+
+
 def with_study(records, **fields):
     study = dataclasses.replace(records[0], fields={**records[0].fields, **fields})
     return summary.of_run(History([study, *records[1:]]))
@@ -58,19 +63,21 @@ def test_where_nothing_was_trained_a_training_has_one_pass(records, tmp_path):
 def test_the_median_of_the_file_is_the_median(found, tmp_path):
     for rates, is_spread in (([10.0, 10.0, 40.0], True), ([10.0, 40.0], False)):  # of two ± is 12.7 standard errors
         own = dataclasses.replace(found.named["best"], trained=uncertainty.throughput(rates))
-        path = export.write_best(dataclasses.replace(found, named={"best": own}), tmp_path / "best.yaml")
-        speed = yaml.safe_load(path.read_text())["measured"]["samples_per_s"]
+        speed = written(dataclasses.replace(found, named={"best": own}), tmp_path)["measured"]["samples_per_s"]
         assert speed["median"] == statistics.median(rates)
         assert (speed["spread"] is not None) == is_spread
 
 
-def test_what_was_never_trained_says_so(found, tmp_path):
-    own = dataclasses.replace(found.named["best"], quality={})
-    path = export.write_best(dataclasses.replace(found, named={"best": own}), tmp_path / "best.yaml")
-    assert yaml.safe_load(path.read_text())["status"] == "probed"
+def test_a_file_says_whether_it_was_trained_again(found, tmp_path):
+    untrained = dataclasses.replace(found.named["best"], quality={})
+    assert written(dataclasses.replace(found, named={"best": untrained}), tmp_path)["status"] == "probed"
+    once = {n: dataclasses.replace(q, confirmed=False) for n, q in found.named["before"].quality.items()}
+    named = {**found.named, "before": dataclasses.replace(found.named["before"], quality=once)}
+    assert written(dataclasses.replace(found, named=named), tmp_path, "before")["status"] == "trained"
+    assert best_file.read(tmp_path / "before.yaml").warnings == (), "nothing is to be done about it"
 
 
-def test_each_other_answer_has_a_file_of_its_own_and_an_earlier_one_that_is_none_is_removed(found, answers, tmp_path):
+def test_each_other_answer_has_a_file_as_long_as_it_is_one(found, answers, tmp_path):
     paths = {p.name: p for p in export.write_others(answers, tmp_path)}
     assert [name.partition(".")[0] for name in paths] == [name for name in answers.answers if name != "best"] != []
     assert best_file.read(paths["most_accurate.yaml"]).provenance["trial"] == "t009"
@@ -85,26 +92,23 @@ def test_each_other_answer_has_a_file_of_its_own_and_an_earlier_one_that_is_none
     assert not (tmp_path / "most_accurate.yaml").exists()
 
 
-def test_a_file_of_an_answer_says_how_good_and_how_soon_it_is_beside_today(answers, tmp_path):
-    beside = yaml.safe_load(export.write_best(answers, tmp_path / "best.yaml").read_text())["measured"]["beside_today"]
+def test_a_file_says_how_good_and_how_soon_it_is_beside_today(answers, tmp_path):
+    beside = written(answers, tmp_path)["measured"]["beside_today"]
     quality, time = answers.answers["best"].quality, answers.answers["best"].time
     assert (beside["reference"], beside["quality"]["seeds"], beside["quality"]["verdict"]) == ("before", 3, "better")
     assert beside["quality"]["difference"] == pytest.approx(quality.difference, rel=1e-5)
     assert beside["seconds_to_it"]["median"] == pytest.approx(time.own.median_s, rel=1e-5)
     assert beside["seconds_to_it"]["reference"] > beside["seconds_to_it"]["median"]
-    before = yaml.safe_load(export.write_best(answers, tmp_path / "before.yaml", name="before").read_text())
-    assert before["measured"]["beside_today"] is None
+    assert written(answers, tmp_path, "before")["measured"]["beside_today"] is None
 
 
 @pytest.mark.parametrize(("kind", "status", "trial"), [("system", "confirmed", ""), ("reference", "confirmed", "t000")])
-def test_a_pick_that_is_no_trial_of_the_search_is_exported_with_its_own_trainings(
-    records, tmp_path, kind, status, trial
-):
+def test_a_pick_that_is_no_trial_has_its_own_trainings(records, tmp_path, kind, status, trial):
     own = summary.of_run(History(answered.run(records, best="", kind=kind)))
-    written = yaml.safe_load(export.write_best(own, tmp_path / "best.yaml").read_text())
-    assert (written["status"], written["provenance"]["trial"]) == (status, trial)
+    best = written(own, tmp_path)
+    assert (best["status"], best["provenance"]["trial"]) == (status, trial)
     name = {"system": SYSTEM, "reference": "before"}[kind]
-    assert list(written["measured"]["quality"]["accuracy"]["by_seed"].values()) == list(answered.QUALITY[name])
+    assert list(best["measured"]["quality"]["accuracy"]["by_seed"].values()) == list(answered.QUALITY[name])
 
 
 def test_a_symbolic_link_is_not_written_through(found, tmp_path):
@@ -130,7 +134,7 @@ def test_a_run_without_a_pick_has_no_best(records, tmp_path):
         export.write_best(summary.of_run(History(records[:early])), tmp_path / "best.yaml")
 
 
-def test_a_run_that_ended_early_has_what_is_known_marked_as_unconfirmed(records, tmp_path):
+def test_a_run_that_ended_early_is_marked_as_unconfirmed(records, tmp_path):
     probed = next(n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "search"))
     picked = next(n for n, r in enumerate(records) if r.event == "pick")
     for end, quality in ((probed, set()), (picked, {"accuracy"})):
@@ -164,9 +168,7 @@ def test_secrets_and_the_home_folder_stay_at_home(records, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "path", ["/ann/w.py", "/ann", "/mnt/ann/w.py", "/data/a:/ann/b", "/ann/a:/ann/b", "/ann dir/x", "/anne"]
 )
-def test_ref_options_and_knobs_are_read_back_as_they_were_wherever_the_home_folder_stands_in_them(
-    records, tmp_path, monkeypatch, path
-):
+def test_a_home_folder_in_ref_options_and_knobs_is_read_back(records, tmp_path, monkeypatch, path):
     monkeypatch.setenv("HOME", "/ann")
     run = with_study(records, config={"workload": {"ref": path, "options": {"data": path}}})
     best = dataclasses.replace(run.named["best"], config={"weights": path})
@@ -176,7 +178,7 @@ def test_ref_options_and_knobs_are_read_back_as_they_were_wherever_the_home_fold
     assert (read_back.ref, read_back.options["data"], read_back.knobs["weights"]) == (path, path, path)
 
 
-def test_in_other_text_the_home_folder_is_shortened_where_a_path_begins(monkeypatch):
+def test_in_other_text_the_home_folder_is_shortened(monkeypatch):
     monkeypatch.setenv("HOME", "/ann")
     text = "data=/ann/a:/ann/b 'more=/ann/c d' file:///ann/e /ann"
     assert shareable(text) == "data=~/a:~/b 'more=~/c d' file://~/e ~"
@@ -220,9 +222,7 @@ def test_front_csv_holds_no_formula_and_no_escape_code(records, tmp_path):
 @pytest.mark.parametrize(
     ("runs_dir", "shown"), [("runs", "runs"), ("my runs", "my runs"), ("/ann/r", "~/r"), ("/ann/my r", "~/my r")]
 )
-def test_the_head_of_each_file_says_how_it_is_trained_where_the_study_was_started(
-    records, tmp_path, monkeypatch, runs_dir, shown
-):
+def test_the_head_of_each_file_has_the_command_that_trains_it(records, tmp_path, monkeypatch, runs_dir, shown):
     monkeypatch.setenv("HOME", "/ann")
     workload = {"ref": "my.moons", "name": "moons", "options": {}}
     found = with_study(records, workload="my.moons", config={"workload": workload, "runs_dir": runs_dir})
@@ -232,10 +232,3 @@ def test_the_head_of_each_file_says_how_it_is_trained_where_the_study_was_starte
         said = path.read_text().splitlines()[1].removeprefix("#   ")
         assert "'~" not in said, "a shell takes it for a name there"
         assert shlex.split(said) == ["python", "-m", "tuning", "train", "--from", f"{folder}/{name}.yaml", *more]
-
-
-def test_what_was_trained_beside_the_pick_warns_of_nothing_to_be_done(found, tmp_path):
-    once = {n: dataclasses.replace(q, confirmed=False) for n, q in found.named["before"].quality.items()}
-    named = {**found.named, "before": dataclasses.replace(found.named["before"], quality=once)}
-    path = export.write_best(dataclasses.replace(found, named=named), tmp_path / "before.yaml", name="before")
-    assert (yaml.safe_load(path.read_text())["status"], best_file.read(path).warnings) == ("trained", ())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.tuning.snapshots import check
 from trainables.host_memory import AT_START
 from trainables.knob_columns import Knob
 from trainables.knobs import KnobTable
@@ -32,6 +33,7 @@ THEIRS = KnobTable(
     hooks=("optimizer", "schedule"),
 )
 """Of a workload that has knobs of its own by names that ours have."""
+THEIR_VALUES = {"optimizer": "lion", "schedule": "cosine", "architecture": "resnet18"}
 DOCUMENTED = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "torch_autocast"}
 """Keys of DeepSpeed's configuration, as its documentation has them; DeepSpeed itself was not at hand."""
 
@@ -66,15 +68,19 @@ def test_a_change_of_any_knob_changes_what_is_written_or_listed(framework: str) 
         assert words(framework, **knobs) != words(framework, **{**knobs, name: another(row)}), name
 
 
-@pytest.mark.parametrize("framework", sorted({*FRAMEWORKS} - {"json"}))
-def test_an_own_knob_and_what_there_is_no_word_for_are_listed(framework: str) -> None:
-    unsaid = words(framework, **FOUND).unsaid
-    assert set(unsaid) >= {"width", "channels_last"}
-    assert not {"batch_size", "micro_batch_size", "amp_dtype"} & set(unsaid)
-    assert ("num_workers" in unsaid) == (framework == "deepspeed")
-    shuffled = any(line.startswith("shuffle=True: ") for line in unsaid.values())
-    assert shuffled == (framework in ("lightning", "accelerate"))  # whose DataLoader is built by hand
-    assert unsaid["channels_last"] == "channels_last=True: model.to(memory_format=torch.channels_last)"
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_framework_has_its_words(framework: str) -> None:
+    knobs = {**KnobTable(hooks=["parameter_groups", "schedule"]).defaults, **FOUND, "weight_decay": 0.1}
+    cases = {
+        "measured on a CPU": words(framework, **FOUND),
+        "with knobs of its own by names of ours": exported(best(**FOUND, **THEIR_VALUES), framework, None, THEIRS),
+        "with hooks of its own": exported(best(**knobs), framework, None, KnobTable(hooks=["schedule"])),
+        "with groups of parameters of its own": exported(
+            best(**knobs), framework, None, KnobTable(hooks=["parameter_groups"])
+        ),
+        "compiled": exported(best(compile="default", tf32=False), framework, Place(type="cuda")),
+    }
+    check(f"framework_{framework}", "\n\n".join(found.to_python(case) for case, found in cases.items()))
 
 
 def test_as_python_it_runs_and_as_json_it_is_the_same() -> None:
@@ -85,10 +91,9 @@ def test_as_python_it_runs_and_as_json_it_is_the_same() -> None:
     assert {"Trainer": scope["trainer"], "DataLoader": scope["data_loader"]} == found.settings
     assert json.loads(found.to_json()) == found.settings
     assert json.loads(words("deepspeed", **FOUND).to_json())["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
-    assert "# not said: width=64: your own code sets it" in text
 
 
-def test_what_was_measured_on_a_cpu_is_told_so_and_what_is_for_a_card_is_not() -> None:
+def test_what_was_measured_on_a_cpu_is_told_so() -> None:
     for place, on_cpu in ((Place(type="cpu"), True), (Place(type="cpu", virtual=True), False), (None, False)):
         found = exported(best(**FOUND), "transformers", place)
         assert ("use_cpu" in found.settings["TrainingArguments"], "GOMP_SPINCOUNT" in found.unsaid) == (on_cpu, on_cpu)
@@ -99,53 +104,15 @@ def test_a_value_that_a_knob_may_not_take_is_refused() -> None:
         words("json", amp_dtype="fp8")
 
 
-def test_an_own_knob_by_the_name_of_one_of_ours_is_in_no_words_of_a_framework() -> None:
-    own, place = {"optimizer": "lion", "schedule": "cosine", "architecture": "resnet18"}, Place(type="cpu")
+def test_an_own_knob_by_the_name_of_ours_is_told_to_none() -> None:
+    place = Place(type="cpu")
     for framework in sorted({*FRAMEWORKS} - {"json"}):
-        found, without = exported(best(**FOUND, **own), framework, place, THEIRS), words(framework, **FOUND)
+        found, without = exported(best(**FOUND, **THEIR_VALUES), framework, place, THEIRS), words(framework, **FOUND)
         assert found.settings == without.settings
-        said = {name: f"{name}={value!r}: your own code sets it" for name, value in own.items()}
+        said = {name: f"{name}={value!r}: your own code sets it" for name, value in THEIR_VALUES.items()}
         assert dict(found.unsaid) == {**without.unsaid, **said}
-    found = exported(best(**own), "json", None, THEIRS)
-    assert (found.settings["best"]["knobs"], found.unsaid) == (own, {})
     with pytest.raises(ConfigError, match=r"knobs.optimizer: expected one of adam, lion"):
         exported(best(optimizer="adamw"), "json", None, THEIRS)
-
-
-@pytest.mark.parametrize(
-    ("hooks", "says", "by_default"),
-    [
-        (["schedule"], "schedule: of the workload's own code", "a linear schedule"),
-        (["optimizer", "parameter_groups"], "optimizer: of the workload's own code", "AdamW"),
-        (
-            ["parameter_groups", "schedule"],
-            "schedule, parameter_groups: of the workload's own code",
-            "a linear schedule, one rate",
-        ),
-    ],
-)
-def test_hooks_of_the_workloads_own_are_listed(hooks: list[str], says: str, by_default: str) -> None:
-    table = KnobTable(hooks=hooks)
-    for framework in sorted({*FRAMEWORKS} - {"json"}):
-        said = exported(best(**table.defaults), framework, None, table).unsaid["of the workload's own"]
-        assert said.startswith(f"{says}, for which this rate was found")
-        assert (f"by default there is {by_default}" in said) == (framework == "transformers")
-        assert "of the workload's own" not in exported(best(**KnobTable().defaults), framework).unsaid
-    assert exported(best(**table.defaults), "json", None, table).unsaid == {}
-    table = KnobTable()
-    unclipped = best(**{name: value for name, value in table.defaults.items() if name != "max_grad_norm"})
-    said = exported(unclipped, "lightning", None, table).unsaid["of the workload's own"]
-    assert said.startswith("max_grad_norm: of the workload's own code"), "as of run.backward(max_norm=1.0)"
-
-
-@pytest.mark.parametrize(
-    ("decay", "hooks", "said"), [(0.1, [], True), (0.0, [], False), (0.1, ["parameter_groups"], False)]
-)
-def test_a_trainer_that_decays_less_than_was_trained_is_told(decay: float, hooks: list[str], said: bool) -> None:
-    table = KnobTable(hooks=hooks)
-    found = exported(best(**{**table.defaults, "weight_decay": decay}), "transformers", None, table)
-    assert found.settings["TrainingArguments"]["weight_decay"] == decay
-    assert ("leaves biases and norms without" in found.unsaid.get("weight_decay", "")) == said
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw8bit"])
@@ -198,14 +165,6 @@ def test_lightning_loads_it_and_trains_a_step(tmp_path: Path, monkeypatch: pytes
     assert (trainer.global_step, trainer.accumulate_grad_batches, trainer.precision) == (1, 2, "bf16-mixed")
     assert trainer.train_dataloader.batch_size == 8
     assert trainer.gradient_clip_val == 1.0
-
-
-def test_tf32_stays_off_where_compiling_would_set_it() -> None:
-    found = exported(best(compile="default", tf32=False), "transformers", Place(type="cuda")).settings
-    assert found["TrainingArguments"]["tf32"] is False
-    for dtype, said in (("fp32", True), ("bf16", False)):  # Accelerate sets it where there is no autocast
-        own = best(compile="default", tf32=False, amp_dtype=dtype)
-        assert ("tf32" in exported(own, "accelerate", Place(type="cuda")).unsaid) is said
 
 
 def test_accelerate_loads_it_and_trains_a_step() -> None:
