@@ -35,7 +35,7 @@ from trainables.our_knobs import ROWS
 from trainables.plan import Plan
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
-from tuning.journal.events import MeasuredRecord, StudyRecord
+from tuning.journal.events import MeasuredRecord, StudyRecord, known_fields
 from tuning.journal.format import Record
 from tuning.journal.records import Journal
 from tuning.memory.groups import guard, learn, need_of
@@ -43,7 +43,7 @@ from tuning.memory.guard import MOST_P_OOM, MemoryGuard
 from tuning.memory.measure import MemoryStage
 from tuning.memory.oom import requested_bytes
 from tuning.search.probe import ProbeStage
-from tuning.search.protocols import TrialPlan
+from tuning.search.protocols import TrialPlan, TrialState
 from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
@@ -69,7 +69,7 @@ SPACE = Space.parse(
 WAYS = ("ours", "staged", "tune", "tpe")
 OBJECTIVES: Mapping[str, Any] = {"samples_per_s": "max", "loss": "min"}
 Knobs = Mapping[str, Scalar]
-Launched = tuple[dict[str, Scalar], dict[str, Any], float | None]
+Launched = tuple[dict[str, Scalar], TrialState, float | None]
 """Knobs, what came of them, and the P(OOM) that was said before."""
 
 
@@ -80,9 +80,9 @@ class Machine:
         self.seed = seed
         self.session = Session(WorkerConfig(WORKLOAD, {"count": SAMPLES}, "cpu", 1, CAP_BYTES, seed))
 
-    def train(self, knobs: Knobs) -> dict[str, Any]:
+    def train(self, knobs: Knobs) -> TrialState:
         """Returns how a training ended; an OOM ends it."""
-        return self.session.trial(knobs, PLAN, self.seed, shrink="").advance()
+        return self.session.train(knobs, PLAN, self.seed, shrink="")
 
 
 class Watcher:
@@ -99,9 +99,9 @@ class Watcher:
         """Returns P(OOM) as known so far."""
         return self.guard.p_oom(*need_of(knobs, TABLE))
 
-    def hear(self, knobs: Knobs, found: Mapping[str, Any]) -> None:
+    def hear(self, knobs: Knobs, found: TrialState) -> None:
         """Learns what came of it."""
-        learn(self.guard, MeasuredRecord.read(Record(0, "", "", {**found, "config": knobs})), whole=True)
+        learn(self.guard, MeasuredRecord.read(Record(0, "", "", {**known_fields(found), "config": knobs})), whole=True)
 
 
 def journal(machine: Machine, folder: Path) -> Journal:
@@ -147,7 +147,7 @@ def by_tune(machine: Machine, watcher: Watcher) -> list[Launched]:
         said, found = watcher.p_oom(knobs), machine.train(knobs)
         launched.append((knobs, found, said))
         watcher.hear(knobs, found)
-        search.on_trial_complete(str(number), result=_values(found), error=found["outcome"] != "ok")
+        search.on_trial_complete(str(number), result=_values(found), error=found.outcome != "ok")
     return launched
 
 
@@ -163,16 +163,16 @@ def by_tpe(machine: Machine, watcher: Watcher) -> list[Launched]:
         launched.append((knobs, found, said))
         watcher.hear(knobs, found)
         values = _values(found)
-        over = requested_bytes(found["message"]) or 1
+        over = requested_bytes(found.message) or 1
         trial.set_constraint("memory", -1.0 if values else over / CAP_BYTES)
         study.tell(trial, [values[n] for n in OBJECTIVES] if values else [0.0, 10.0])
     return launched
 
 
-def _values(found: Mapping[str, Any]) -> dict[str, float] | None:
-    if found["outcome"] != "ok":
+def _values(found: TrialState) -> dict[str, float] | None:
+    if found.outcome != "ok":
         return None
-    return {"samples_per_s": SAMPLES / max(found["train_s"], 1e-6), "loss": found["values"]["loss"]}
+    return {"samples_per_s": SAMPLES / max(found.train_s, 1e-6), "loss": found.values["loss"] or 0.0}
 
 
 # -- one way and seed, and figures of all ------------------------------------------------------------------------------
@@ -196,9 +196,9 @@ def one_way(seed: int, way: str) -> dict[str, Any]:
         held.close()
     spent_s = time.perf_counter() - begun
     for one in refused:
-        one["outcome"] = machine.train(one["knobs"])["outcome"]
+        one["outcome"] = machine.train(one["knobs"]).outcome
     return {
-        "launched": [{"knobs": k, "outcome": f["outcome"], "p_oom": p, **_kept(f)} for k, f, p in launched],
+        "launched": [{"knobs": k, "outcome": f.outcome, "p_oom": p, **_kept(f)} for k, f, p in launched],
         "refused": refused,
         "probes": len(probes),
         "probe_ooms": sum(o == "oom" for o in probes),
@@ -217,14 +217,14 @@ def unfit_frac(machine: Machine) -> float:
         knobs = SPACE.complete({**base, **dict(zip(names, cell, strict=True))})
         key = need_of(knobs, TABLE)
         if key not in outcomes:
-            outcomes[key] = machine.train(knobs)["outcome"]
+            outcomes[key] = machine.train(knobs).outcome
         count += 1
         unfit += outcomes[key] == "oom"
     return unfit / count
 
 
-def _kept(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"values": found["values"], "peak_allocated_bytes": found["peak_allocated_bytes"]}
+def _kept(found: TrialState) -> dict[str, Any]:
+    return {"values": found.values, "peak_allocated_bytes": found.peak_allocated_bytes}
 
 
 def reliability(pairs: Sequence[tuple[float, bool]]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from ray.tune.search.optuna import OptunaSearch
 
 from benchmarks.peers import tune_domain
 from trainables.plan import Plan
+from trainables.workload import table_of
+from trainables.workload_files import load as load_workload
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Space
@@ -34,9 +36,8 @@ from tuning.search.selection import pick
 from tuning.study.setup import prepare_config
 from tuning.workers import machine
 from tuning.workers.ray_cluster import RayCluster
-from tuning.workers.running_trial import RunningTrial
-from tuning.workers.session import Session
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import TrialOrder, WorkerConfig
 
 MARGIN_S = 5.0
 """Of the time allowed: what Tune and Ray take to end."""
@@ -49,51 +50,44 @@ class Peer(tune.Trainable):
         """Loads the workload, then begins as every further trial does."""
         self._study: Mapping[str, Any] = config["study"][0]
         s = self._study
-        self._session = Session(WorkerConfig(s["ref"], s["options"], s["device"], 1, s["cap_bytes"], s["seed"]))
-        self._session.warm({})
-        self._facts = self._session.describe({})
-        self._space = Space.parse(s["space"], self._session.table)
-        self._trial: RunningTrial | None = None
+        self._worker = Worker(WorkerConfig(s["ref"], s["options"], s["device"], 1, s["cap_bytes"], s["seed"]))
+        self._facts = self._worker.describe({})
+        self._space = Space.parse(s["space"], table_of(load_workload(s["ref"])))
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Takes the next trial."""
-        self.cleanup()
+        self._states.close()
         self._begin(new_config)
         return True
 
     def cleanup(self) -> None:
-        """Ends a trial that the scheduler stopped."""
-        if self._trial is not None:
-            self._trial.end()
-            self._trial = None
+        """Ends the process."""
+        self._worker.end()
 
     def _begin(self, config: dict[str, Any]) -> None:
         s = self._study
-        self._horizon = max(1, round(s["epochs"] * self._facts["train_samples"]))
+        self._horizon = max(1, round(s["epochs"] * self._facts.train_samples))
         first = max(1, round(s["first_frac"] * self._horizon))
         steps = (*milestones(first, self._horizon, s["eta"]), self._horizon)
         self._knobs = self._space.complete({name: config[name] for name in self._space.parameters})
         plan = Plan(self._horizon, steps, cap_bytes=s["cap_bytes"])
-        self._trial = self._session.trial(self._knobs, plan, s["seed"], shrink="")
+        self._states = self._worker.trial(TrialOrder("", self._knobs, s["seed"], plan, 1, ""))
 
     def step(self) -> dict[str, Any]:
         """Returns the result at the next rung; raises why a trial failed."""
-        assert self._trial is not None  # noqa: S101  (Tune steps no trial that has ended)
-        found = self._trial.advance()
-        if found["done"]:
-            self._trial = None
-        if found["outcome"] != "ok":
-            error = torch.OutOfMemoryError if found["outcome"] == "oom" else RuntimeError
-            raise error(found["message"])
+        found = next(state for state in self._states if state.values or state.done)
+        if found.outcome != "ok":
+            error = torch.OutOfMemoryError if found.outcome == "oom" else RuntimeError
+            raise error(found.message)
         return {
-            "percent": 100.0 * found["samples"] / self._horizon,
-            "samples_per_s": found["measured_samples_per_s"],
-            "done": found["done"],
+            "percent": 100.0 * found.samples / self._horizon,
+            "samples_per_s": found.measured_samples_per_s,
+            "done": found.done,
             "knobs": self._knobs,
             "horizon": self._horizon,
-            "baselines": self._facts["baselines"],
-            **found["values"],
+            "baselines": self._facts.baselines,
+            **found.values,
         }
 
 
@@ -150,8 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Searches, prints the pick; returns 1 where no trial came to its end."""
     began = time.monotonic()
     _, config = prepare_config(load(list(sys.argv[1:] if arguments is None else arguments)))
-    session = Session(WorkerConfig(config.workload.ref, dict(config.workload.options), "cpu", 1))
-    ((objective, mode),) = session.resident.workload.objectives.items()
+    ((objective, mode),) = load_workload(config.workload.ref).objectives.items()
     seconds = (config.search.max_time_s or 240.0) - (time.monotonic() - began) - MARGIN_S
     ended = searched(config, objective, mode, seconds)
     if not ended:

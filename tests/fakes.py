@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -12,13 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainables import draws
+from trainables import draws, loop, own_loop
+from trainables.evaluation import Evaluation
 from trainables.knob_columns import Knob
 from trainables.knobs import Knobs, Scalar
 from trainables.our_knobs import EVERY, OURS, ROWS
+from trainables.plan import Plan
+from trainables.reports import Event
+from trainables.state import State
+from trainables.stopwatch import Window
+from trainables.training import AnyState
 from trainables.workload import Config, Split
-from tuning.journal.events import StudyRecord
+from tuning.journal.events import StudyRecord, Timed
 from tuning.journal.format import Record
+from tuning.memory.measure import Footprint
+from tuning.search.protocols import TrialState
+from tuning.workers.session import Session
+from tuning.workers.worker_config import Description, TrialOrder
 
 
 class Lines(Dataset[tuple[Tensor, Tensor]]):
@@ -161,9 +171,46 @@ class Follower(nn.Module):
         return found
 
 
-def study_of(facts: Mapping[str, Any]) -> StudyRecord:
+def heard(state: AnyState, until: Callable[[Event], Any] = lambda event: False) -> list[Window | Evaluation]:
+    """Returns what a training reports, up to its end or the first event of which `until` is true."""
+    found: list[Window | Evaluation] = []
+
+    def hear(event: Event) -> bool:
+        if isinstance(event, Window | Evaluation):
+            found.append(event)
+        return isinstance(event, Window | Evaluation) and bool(until(event))
+
+    if isinstance(state, State):
+        loop.train(state, hear)
+    else:
+        own_loop.train(state, hear)
+    return found
+
+
+def told(
+    session: Session,
+    knobs: Mapping[str, Scalar],
+    plan: Plan,
+    seed: int = 0,
+    *,
+    stops: bool = False,
+    pause_after_s: float = math.inf,
+) -> list[TrialState]:
+    """Returns all states of a trial, its result last; one that `stops` is ended at its first rung."""
+    found: list[TrialState] = []
+
+    def tell(state: TrialState) -> float:
+        found.append(state)
+        return 0.0 if stops else pause_after_s
+
+    last = session.trial(TrialOrder("", knobs, seed, plan, 1, "all"), pause_after_s, tell)
+    return [*found, last]
+
+
+def study_of(facts: Mapping[str, Any] | Description) -> StudyRecord:
     """Returns the record of a study of which no more is known than these facts."""
-    return StudyRecord.read(Record(0, "", "study", facts))
+    known = vars(facts) if isinstance(facts, Description) else facts
+    return StudyRecord.read(Record(0, "", "study", known))
 
 
 def no_time() -> float:
@@ -190,52 +237,47 @@ class FormulaProfiler:
         seconds *= 2 / 3 if own.amp_dtype == "bf16" else 1.0
         return seconds * (1.2 if own.activation_checkpointing else 1.0)
 
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
         """Returns the formula's footprint."""
-        sizes = {"parameter_bytes": 60_000_000, "optimizer_bytes": 20_000_000}
-        measured = [(m, self.peak_bytes(knobs, m)) for m in micro_batches]
-        return {**sizes, "measured": measured, "measured_alone": [], "message": ""}
+        measured = tuple((m, self.peak_bytes(knobs, m)) for m in micro_batches)
+        return Footprint(outcome="ok", parameter_bytes=60_000_000, optimizer_bytes=20_000_000, measured=measured)
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
         """Returns the formula's speed, or an OOM above the cap."""
         self.probed.append(dict(knobs))
         own = Knobs.of(knobs, EVERY)
         micro = min(own.micro_batch_size, own.batch_size)
         peak = self.peak_bytes(knobs, micro)
         if self.cap_bytes is not None and peak > self.cap_bytes:
-            return {"outcome": "oom", "message": "no room", "samples_per_s": None, "windows": [], "wall_s": 0.0}
+            return Timed(outcome="oom", message="no room")
         seconds = math.ceil(own.batch_size / micro) * self.micro_step_s(knobs) + 0.001
-        return {
-            "outcome": "ok",
-            "message": "",
-            "samples_per_s": own.batch_size / seconds,
-            "windows": [own.batch_size / seconds] * 3,
-            "micro_step_s": self.micro_step_s(knobs),
-            "optimizer_step_s": 0.001,
-            "peak_allocated_bytes": peak,
-            "wall_s": 0.0,
-        }
+        return Timed(
+            outcome="ok",
+            samples_per_s=own.batch_size / seconds,
+            windows=(own.batch_size / seconds,) * 3,
+            micro_step_s=self.micro_step_s(knobs),
+            optimizer_step_s=0.001,
+            peak_allocated_bytes=peak,
+        )
 
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
         """Returns the formula's speed."""
         return self.probe(knobs, window_s, 0.0)
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
-    ) -> dict[str, Any]:
+    ) -> TrialState:
         """Returns a result whose error falls with the distance of the learning rate from 0.1."""
         rate = Knobs.of(knobs, EVERY).learning_rate
-        return {
-            "outcome": "ok",
-            "message": "",
-            "done": True,
-            "values": {"error": abs(math.log(rate / 0.1)) + 0.01 * seed},
-            "samples": samples,
-            "measured_samples_per_s": self.probe(knobs, 0, 0)["samples_per_s"],
-            "train_s": 0.0,
-            "evaluate_s": 0.0,
-            "peak_allocated_bytes": 1,
-        }
+        return TrialState(
+            outcome="ok",
+            done=True,
+            knobs=knobs,
+            values={"error": abs(math.log(rate / 0.1)) + 0.01 * seed},
+            samples=samples,
+            measured_samples_per_s=self.probe(knobs, 0, 0).samples_per_s,
+            peak_allocated_bytes=1,
+        )
 
 
 class Nvml:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 from tests.data.greedy import WHERE
-from tuning.search.protocols import TrialRequest
+from tuning.search.protocols import TrialRequest, TrialState
 
 GREEDY = Path(__file__).parent / "data" / "greedy.py"
 KNOBS = {"learning_rate": 0.01, "batch_size": 16, "micro_batch_size": 8}
@@ -20,7 +19,7 @@ class Queue:
 
     def __init__(self, trials: list[tuple[str, int | None]]) -> None:
         self._left = list(enumerate(trials))
-        self.found: dict[str, dict[str, Any]] = {}
+        self.found: dict[str, TrialState] = {}
         self.decisions: list[tuple[str, str, str]] = []
 
     def next_trial(self) -> TrialRequest | None:
@@ -31,21 +30,21 @@ class Queue:
         knobs = {**KNOBS, "augmentation": WHERE[where], "num_workers": int(where.startswith("loader"))}
         return TrialRequest(f"t{number}", knobs, 0, need)
 
-    def at_rung(self, trial: str, result: object) -> bool:
+    def at_rung(self, trial: str, state: TrialState) -> bool:
         """Lets everyone go on."""
         return True
 
-    def goes_on(self, trial: str, result: object) -> bool:
+    def goes_on(self, trial: str, state: TrialState | None = None) -> bool:
         """Lets everyone go on."""
         return True
 
-    def widened(self, trial: str, result: dict[str, Any]) -> None:
+    def widened(self, trial: str, state: TrialState) -> None:
         """Keeps that it was."""
-        self.decisions.append(("widened", trial, result["outcome"]))
+        self.decisions.append(("widened", trial, state.outcome))
 
-    def ended(self, trial: str, result: dict[str, Any]) -> None:
+    def ended(self, trial: str, state: TrialState) -> None:
         """Keeps what came."""
-        self.found[trial] = dict(result)
+        self.found[trial] = state
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Keeps what the executor did."""
@@ -55,16 +54,16 @@ class Queue:
 class Killing(Queue):
     """A scheduler that kills the process of its second trial, once."""
 
-    def ended(self, trial: str, result: dict[str, Any]) -> None:
+    def ended(self, trial: str, state: TrialState) -> None:
         """Kills the process that has just brought a result, which waits for the next trial."""
-        super().ended(trial, result)
+        super().ended(trial, state)
         if trial == "t0":
-            os.kill(int(self.found[trial]["pid"]), signal.SIGKILL)
+            os.kill(state.pid, signal.SIGKILL)
 
 
 class Choosy(Queue):
     """A scheduler that wants no t1, which has not begun, and no t2 once it runs."""
 
-    def goes_on(self, trial: str, result: Any) -> bool:
+    def goes_on(self, trial: str, state: TrialState | None = None) -> bool:
         """Says so."""
-        return not (trial == "t1" or (trial == "t2" and result.get("paused")))
+        return not (trial == "t1" or (trial == "t2" and state is not None))

@@ -28,8 +28,9 @@ from torch.utils.data import IterableDataset
 from trainables import loop, own_loop, precision
 from trainables.batches import size_of, tensors_of
 from trainables.knobs import Scalar
-from trainables.own_loop import OwnResident
+from trainables.own_count import OwnResident
 from trainables.plan import Plan
+from trainables.reports import READY, Event
 from trainables.resident import Resident
 from trainables.sanity import Few
 from trainables.workload import Config, WorkloadError, phases
@@ -147,25 +148,27 @@ def _run(
     state = loop.prepare(few, config, Plan(samples=count * batches))
     with _recording(learned, state.model, state.optimizer, config), _NoDropout(), torch.random.fork_rng():
         torch.manual_seed(noise_seed)
-        for _ in loop.train(state):
-            pass
+        loop.train(state)
     return learned
 
 
 def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> _Learned:
     """Returns what the first batch of a custom loop taught; `noise_seed` is set after the batch was drawn."""
-    state = own_loop.prepare(resident, config, Plan(samples=count), within=_NoDropout())
+    state = own_loop.prepare(resident, config, Plan(samples=count))
     # Without it, numbers drawn after the batch, as for augmentation, would depend on the micro-batch.
     state.noise_seed = noise_seed or None
-    learned.is_stream = isinstance(state.dataset, IterableDataset)
-    with contextlib.closing(own_loop.train(state)) as events, contextlib.ExitStack() as stack:
-        if state.model is None or state.optimizer is None:
-            next(events)  # a generator must have begun to be closed
-            learned.shows_model = False
-            return learned
-        stack.enter_context(_recording(learned, state.model, state.optimizer, config))
-        for _ in events:
-            pass
+
+    def heard(event: Event) -> bool:
+        if event == READY:
+            learned.is_stream = isinstance(state.dataset, IterableDataset)
+            if state.model is None or state.optimizer is None:
+                learned.shows_model = False
+            else:
+                stack.enter_context(_recording(learned, state.model, state.optimizer, config))
+        return not learned.shows_model
+
+    with _NoDropout(), contextlib.ExitStack() as stack:
+        own_loop.train(state, heard)
     return learned
 
 

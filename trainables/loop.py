@@ -1,8 +1,7 @@
 """The training loop of all workloads by the contract, for probes, trials, confirmations and full runs alike.
 
     state = prepare(resident, config, plan)
-    for event in train(state):           # Window | Evaluation
-        ...
+    train(state, hear)                   # hear(Window | Evaluation), see `reports`
 
     for each epoch:                                   batches.plan_epoch
         for each micro-batch:                         batches.Loader            data_wait
@@ -10,7 +9,7 @@
             augment it there, if the loader did not
             loss = workload.loss(...) * its share of the batch; backward        forward_backward
             at the end of a batch: step, schedule, drop the gradients           optimizer
-            yield a Window when one is full, an Evaluation at a milestone
+            report a Window when one is full, an Evaluation at a milestone
 
 The loop never waits for the device inside a window: the loss is summed on the device and read when the window closes. A
 loss that is not finite then raises Diverged.
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from trainables import batches, optim, precision
 from trainables.evaluation import Evaluation, evaluate
 from trainables.live_bytes import storage_bytes
 from trainables.plan import Plan
+from trainables.reports import READY, Hear, Report, reporting, unheard
 from trainables.resident import Resident
 from trainables.state import Diverged, State, WarmUp, closed, prepare, watched
 from trainables.stopwatch import Stopwatch, Window
@@ -58,20 +58,22 @@ GOLDEN_RATIO = 0.6180339887498949
 """The fractional parts of its multiples are spread evenly over [0, 1), however few of them there are."""
 
 
-def train(state: State) -> Generator[Window | Evaluation]:
-    """Yields a Window whenever one closes and an Evaluation at every milestone, until the horizon is reached.
+def train(state: State, hear: Hear = unheard) -> None:
+    """Trains until the horizon is reached; reports a Window whenever one closes and an Evaluation at every milestone.
 
     The first window is the first optimiser step alone. It includes the start of workers, the first use of kernels, the
     byte counter and the witness: drop it to get a steady throughput. Under compile and fp16 it is longer (`WarmUp`).
 
-    Closing the generator ends the run at that point; the state stays usable. Raises Diverged, and whatever the workload
-    raises. After an out-of-memory error, gradients and activations are freed with the generator's frame.
+    A training that `hear` ends stands between two steps; the state stays usable. Raises Diverged, and whatever the
+    workload raises. After an out-of-memory error, gradients and activations are freed with the traceback's frames.
     """
-    with state.ranks.training(state):
-        yield from _steps(state)
+    with reporting(hear) as report:
+        report(READY)
+        with state.ranks.training(state):
+            _steps(state, report)
 
 
-def _steps(state: State) -> Generator[Window | Evaluation]:
+def _steps(state: State, report: Report) -> None:
     resident, config, plan, knobs = state.resident, state.config, state.plan, state.config.knobs
     workload, device = resident.workload, state.device
     dataset = resident.dataset(config, "train")
@@ -132,12 +134,12 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                 full = warm_up.is_over(state.steps) and watch.elapsed_s() >= plan.window_s
                 if at_milestone or over or warmed_up or full:
                     state.last_step_at = time.time()
-                    yield closed(watch, loss_sum, state.samples)
+                    report(closed(watch, loss_sum, state.samples))
                     loss_sum.zero_()
                     if at_milestone:
                         milestones = [m for m in milestones if m > state.samples]
                         if state.ranks.rank == 0:
-                            yield evaluate(state, model)
+                            report(evaluate(state, model))
                         model.train()
                     watch.restart()
                 if over:

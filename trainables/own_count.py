@@ -17,16 +17,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
+from trainables.live_bytes import LiveBytes
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
+from trainables.reports import READY, Ended, Event
 from trainables.resident import marks
 from trainables.state import RunState, WarmUp, check_objectives, closed, watched
-from trainables.stopwatch import Stopwatch, Window
+from trainables.stopwatch import Stopwatch
 from trainables.witness import Witness
 from trainables.workload import LoopError, OwnLoop
 
-READY = "ready"
-Event = Window | Evaluation | str
 ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps its optimiser itself"
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which LoopError is raised."""
@@ -37,17 +37,32 @@ NO_END_AFTER_S = 60.0
 """Limits for a loop that asks for batches after the end of its run and may never stop: calls and seconds."""
 
 
-class Ended(BaseException):
-    """Raised inside `train(run)` once the run is over; code that catches it does not prolong the run."""
+class OwnResident:
+    """An imported file with a custom loop; only its module stays loaded between trainings."""
+
+    def __init__(self, workload: OwnLoop) -> None:
+        self.workload = workload
+        self.meter = LiveBytes()
+        self.kept_bytes: int | None = None
+        """Bytes that the module itself holds on the device: those left after its first training."""
+        self.asked: set[str] = set()
+        """The knobs that the function has read in any training so far."""
+        self.pass_samples, self.drops_last, self.own_size = 0, False, 0
+        """The data of the last training, as in `OwnState`."""
+        self.rates: dict[tuple[Any, ...], float] | None = {}
+        """For each batch size and rates of the optimisers: learning_rate of a complete training. None once equal rates
+        came with two values of learning_rate; this is remarked once."""
+
+    def held_bytes(self) -> int:
+        """Returns the bytes that belong to the process and not to a training."""
+        return self.kept_bytes or 0
 
 
 @dataclass(kw_only=True)
 class OwnState(RunState):
     """The progress of a custom loop, and what was observed of it."""
 
-    workload: OwnLoop
-    asked: set[str] = field(default_factory=set)
-    """The knobs that the loop has read so far, in this training or an earlier one."""
+    resident: OwnResident = field(repr=False)
     asked_here: set[str] = field(default_factory=set)
     """The knobs that the loop has read in this training."""
     pass_samples: int = 0
@@ -82,6 +97,22 @@ class OwnState(RunState):
     optimizer: torch.optim.Optimizer | None = field(default=None, repr=False)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
     """All known optimisers; `optimizer` is the first of them."""
+
+    def forget(self) -> None:
+        """Forgets what the user's function has made and read, so that it can be started again; the data are known."""
+        self.asked_here, self.steps_told, self.is_misled = set(), 0, False
+        self.active, self.marks, self.dataset = {}, {}, None
+        self.prepared, self.model, self.optimizer, self.optimizers = [], None, None, []
+
+    @property
+    def workload(self) -> OwnLoop:
+        """Returns the file's function and what it declares."""
+        return self.resident.workload
+
+    @property
+    def asked(self) -> set[str]:
+        """Returns the knobs that the loop has read so far, in this training or an earlier one."""
+        return self.resident.asked
 
 
 class Counted:

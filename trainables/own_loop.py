@@ -1,12 +1,10 @@
-"""A custom loop, `def train(run)` in a file, as a training that yields the same events as the contract's loop.
+"""A custom loop, `def train(run)` in a file, as a training that reports the same events as the contract's loop.
 
-    state = prepare(resident, config, plan)      # the user's function runs until it asks for its first batch
-    for event in train(state):                   # Window | Evaluation, as `loop.train`
-        ...
+    state = prepare(resident, config, plan)
+    train(state, hear)                   # hear(Window | Evaluation), see `reports`
 
-The user's function runs in its own thread. Only one of the two threads runs at a time: each event hands control to the
-driver of the training, which hands it back to continue. Closing the generator raises `Ended` out of the call of `run`
-in which the function waits, so that its `finally` and `with` blocks are left in order.
+The user's function runs in the thread that calls `train`, and its calls of `run` report. Once the training is over,
+they raise `Ended`, so that the function's `finally` and `with` blocks are left in order.
 """
 
 from __future__ import annotations
@@ -14,13 +12,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import queue
+import os
 import random
 import sys
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -30,157 +27,107 @@ from trainables import garbage, precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
-from trainables.openmp import release_threads
-from trainables.own_count import READY, Ended, Event, OwnState
+from trainables.own_count import OwnResident, OwnState
 from trainables.own_run import Run
 from trainables.plan import Plan, evenly
+from trainables.reports import READY, Ended, Event, Hear, Report, reporting, unheard
 from trainables.state import counted
 from trainables.stopwatch import Window
-from trainables.workload import Config, OwnLoop, WorkloadError, table_of
+from trainables.workload import Config, WorkloadError, table_of
 from trainables.workload_files import load_own_loop
 
 LEAVING_S = 60.0
 """The most that the user's `finally` blocks may take once a run is over."""
 
 
-class OwnResident:
-    """An imported file with a custom loop; only its module stays loaded between trainings."""
-
-    def __init__(self, workload: OwnLoop) -> None:
-        self.workload = workload
-        self.meter = LiveBytes()
-        self.kept_bytes: int | None = None
-        """Bytes that the module itself holds on the device: those left after its first training."""
-        self.asked: set[str] = set()
-        """The knobs that the function has read in any training so far."""
-        self.pass_samples, self.drops_last, self.own_size = 0, False, 0
-        """The data of the last training, as in `OwnState`."""
-        self.rates: dict[tuple[Any, ...], float] | None = {}
-        """For each batch size and rates of the optimisers: learning_rate of a complete training. None once equal rates
-        came with two values of learning_rate; this is remarked once."""
-
-    def held_bytes(self) -> int:
-        """Returns the bytes that belong to the process and not to a training."""
-        return self.kept_bytes or 0
-
-
-class _Baton:
-    """Passes control between the driver's thread and the user's. Invariant: only one of them runs at a time."""
-
-    def __init__(self) -> None:
-        self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
-        self._go = threading.Semaphore(0)
-        self._is_over = False
-
-    def give(self, event: Event) -> None:
-        """Hands an event to the driver and waits until it continues; raises Ended if the run is over."""
-        if not self._is_over:
-            self._events.put(event)
-            self._go.acquire()
-        if self._is_over:
-            raise Ended
-
-    def leave(self, failure: BaseException | None) -> None:
-        """Hands control to the driver for good."""
-        self._events.put(failure)
-
-    def take(self) -> Event | BaseException | None:
-        """Waits for the user's thread; returns an event, the exception of its function, or None if that returned."""
-        return self._events.get()
-
-    def go_on(self, *, is_over: bool = False) -> None:
-        """Hands control to the user's thread, without OpenMP's threads of the driver, which would slow it."""
-        release_threads()
-        self._is_over = self._is_over or is_over
-        self._go.release()
-
-
-@dataclass(kw_only=True)
-class ThreadedState(OwnState):
-    """A training by a custom loop, and its thread."""
-
-    resident: OwnResident = field(repr=False)
-    baton: _Baton = field(default_factory=_Baton, repr=False)
-    thread: threading.Thread | None = field(default=None, repr=False)
-    within: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
-    makes_on: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
-    """The default device for new tensors: torch.set_default_device in the user's file is valid for one thread only."""
-
-
-def prepare(
-    resident: OwnResident, config: Config, plan: Plan, within: AbstractContextManager[object] | None = None
-) -> ThreadedState:
-    """Returns a training whose function waits for its first batch; raises what the function raises before that.
-
-    `within` is a context for the function's thread: modes of torch hold for one thread. The function is started a
-    second time if it trains to the end of its plan and read a wrong `run.steps` before its data were known.
-    """
-    state = _begin(resident, config, plan, within)
-    if state.is_misled and plan.samples in plan.milestones:
-        end(state)
-        del state
-        garbage.collect()
-        state = _begin(resident, config, plan, within)
+def prepare(resident: OwnResident, config: Config, plan: Plan) -> OwnState:
+    """Returns a training that has not begun: the user's function runs in `train`."""
+    state = OwnState(config=config, plan=plan, resident=resident)
+    state.pass_samples, state.drops_last, state.own_size = resident.pass_samples, resident.drops_last, resident.own_size
     return state
 
 
-def _begin(
-    resident: OwnResident, config: Config, plan: Plan, within: AbstractContextManager[object] | None
-) -> ThreadedState:
-    state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked, resident=resident)
-    state.pass_samples, state.drops_last, state.own_size = resident.pass_samples, resident.drops_last, resident.own_size
-    state.within = within or state.within
-    if (usual := torch.get_default_device()).type != "cpu":
-        state.makes_on = usual
-    if state.device.type == "cuda" and config.knobs.empty_cache:
+def train(state: OwnState, hear: Hear = unheard) -> None:
+    """Runs the user's function until the horizon is reached; reports a Window whenever one closes and an Evaluation at
+    each report that was due.
+
+    The first window is the first optimiser step alone. The function is started a second time if it trains to the end of
+    its plan and read a wrong `run.steps` before its data were known. Raises Diverged, what the function raises, and
+    WorkloadError if it ends too soon or never steps.
+    """
+    is_whole = state.plan.samples in state.plan.milestones
+    if _is_misled(state, hear, may_be=is_whole):
+        state.forget()
+        garbage.collect()
+        _is_misled(state, hear, may_be=False)
+
+
+def _is_misled(state: OwnState, hear: Hear, *, may_be: bool) -> bool:
+    """Trains; returns whether the function was ended before its first batch since it had read a wrong `run.steps`."""
+    resident, rates, is_misled = state.resident, tuple[tuple[float, float], ...](), False
+    if state.device.type == "cuda" and state.config.knobs.empty_cache:
         torch.cuda.empty_cache()
     precision.forget_graphs()
     counted(state, resident.meter)
-    state.thread = threading.Thread(target=_work, args=(state,), name="train(run)", daemon=True)
-    release_threads()
-    state.thread.start()
-    try:
-        _raise_failure(state.baton.take())
-    except Exception:
-        end(state)
-        raise
-    except BaseException:  # Ctrl-C: the thread may be loading data; it is not waited for, and ends at its next wait
-        state.baton.go_on(is_over=True)
-        raise
-    resident.pass_samples, resident.drops_last, resident.own_size = state.pass_samples, state.drops_last, state.own_size
-    return state
+
+    def heard(event: Event) -> bool | None:
+        nonlocal rates, is_misled
+        if event == READY:
+            seen = state.pass_samples, state.drops_last, state.own_size
+            resident.pass_samples, resident.drops_last, resident.own_size = seen
+            is_misled = may_be and state.is_misled
+            is_over = is_misled or hear(event)
+            if not is_over:
+                stack.enter_context(state.ranks.training(state))
+            return is_over
+        if isinstance(event, Window):
+            rates = rates or rates_of(state)
+            _correct_batch_size(state, event)
+        elif state.has_ended or state.samples >= state.plan.samples:
+            state.remark = _remark_equal_rates(state, rates) or state.remark
+        return hear(event)
+
+    with reporting(heard) as report, ExitStack() as stack:
+        _call(state, report)
+    return is_misled
 
 
-def train(state: ThreadedState) -> Generator[Window | Evaluation]:
-    """Yields a Window whenever one closes and an Evaluation at each report that was due, until the horizon is reached.
+def _call(state: OwnState, report: Report) -> None:
+    """Calls the user's function; raises Ended if the training was ended from outside, whatever the function made of it.
 
-    The first window is the first optimiser step alone. Closing the generator ends the user's function. Raises Diverged,
-    what the function raises, and WorkloadError if it ends too soon or never steps.
+    A function that does not end `LEAVING_S` later ends the process.
     """
-    rates: tuple[tuple[float, float], ...] = ()
+    run, limit = Run(state, report), threading.Timer(LEAVING_S, _give_up)
+    limit.daemon, report.at_end = True, limit.start
     try:
-        with state.ranks.training(state):
-            try:
-                while True:
-                    state.baton.go_on()
-                    event = state.baton.take()
-                    _raise_failure(event)
-                    if not isinstance(event, Window | Evaluation):
-                        return
-                    if isinstance(event, Window):
-                        rates = rates or rates_of(state)
-                        _correct_batch_size(state, event)
-                    elif state.has_ended or state.samples >= state.plan.samples:
-                        state.remark = _remark_equal_rates(state, rates) or state.remark
-                    yield event
-            finally:
-                event = None
-                end(state)
-    finally:
-        end(state)  # if the other processes never came
+        try:
+            seed_everything(state.config.seed)
+            with run.kernels(), torch.enable_grad():  # an end may come where their code has turned gradients off
+                state.workload.train(run)
+            run.finished()
+        finally:
+            limit.cancel()
+            run.let_go()
+    except Ended as ended:
+        state.remark = str(ended) or state.remark
+    except Exception:
+        if not report.is_over:
+            raise
+    except SystemExit as error:
+        if not report.is_over:
+            raise WorkloadError(f"train(run) raised SystemExit: {error}") from error
+    if report.is_over:
+        raise Ended
 
 
-def _correct_batch_size(state: ThreadedState, window: Window) -> None:
+def _give_up() -> None:
+    """Ends the process: nothing else ends a function that goes on."""
+    why = "does it catch BaseException, or wait in finally?"
+    print(f"train(run) did not end in {LEAVING_S:g} s: {why}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _correct_batch_size(state: OwnState, window: Window) -> None:
     """Replaces the observed batch size by the largest of the window, if the first step's was smaller than requested.
 
     A batch sampler may begin with a smaller batch of leftovers.
@@ -203,7 +150,7 @@ def rates_of(state: OwnState) -> tuple[tuple[float, float], ...]:
     return tuple((float(g.get("initial_lr", g["lr"])), float(g["lr"])) for g in groups if g.get("lr") is not None)
 
 
-def _remark_equal_rates(state: ThreadedState, first: tuple[tuple[float, float], ...]) -> str:
+def _remark_equal_rates(state: OwnState, first: tuple[tuple[float, float], ...]) -> str:
     """Returns a remark if a training with another learning_rate had the same rates in its first and last step.
 
     Only trainings with the same batch size are compared, since it may scale the rate. Rates of 0 tell nothing: a
@@ -224,54 +171,11 @@ def _remark_equal_rates(state: ThreadedState, first: tuple[tuple[float, float], 
     )
 
 
-def _raise_failure(event: Event | BaseException | None) -> None:
-    if isinstance(event, BaseException):
-        try:
-            raise event
-        finally:
-            del event  # otherwise the frame and its exception would keep each other alive
-
-
-def end(state: ThreadedState) -> None:
-    """Ends the user's function where it waits; raises RuntimeError if its thread does not end in `LEAVING_S`."""
-    thread, state.thread = state.thread, None
-    if thread is None:
-        return
-    state.baton.go_on(is_over=True)
-    thread.join(LEAVING_S)
-    if thread.is_alive():
-        why = "does it catch BaseException, or wait in finally?"
-        raise RuntimeError(f"train(run) did not end in {LEAVING_S:g} s: {why}")
-
-
 def seed_everything(seed: int) -> None:
     """Seeds Python, NumPy and torch; loaders and their workers draw their seeds from these."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _work(state: ThreadedState) -> None:
-    """Runs the user's function; the target of its thread."""
-    run, failure = Run(state, state.baton.give), None
-    try:
-        seed_everything(state.config.seed)
-        with run.kernels(), state.makes_on, state.within:
-            state.workload.train(run)
-        run.finished()
-    except Ended as ended:
-        state.remark = str(ended) or state.remark
-    except Exception as error:
-        failure = error
-    except BaseException as error:  # sys.exit
-        failure = WorkloadError(f"train(run) raised {type(error).__name__}: {error}")
-        failure.__cause__ = error
-    try:
-        run.let_go()
-    except Exception as error:
-        failure = failure or error
-    del run
-    state.baton.leave(failure)
 
 
 _ALONE: list[Run] = []
@@ -299,7 +203,8 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
     on = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = Config(Knobs.of(given, table_of(workload)), dict(workload.options), seed, on)
     tenths = tuple(math.ceil(samples * tenth / 10) for tenth in range(1, 11))
-    state = OwnState(config=config, plan=Plan(samples, tenths), workload=workload, pass_samples=pass_samples)
+    state = OwnState(config=config, plan=Plan(samples, tenths), resident=OwnResident(workload))
+    state.pass_samples = pass_samples
     counted(state, LiveBytes())
     seed_everything(seed)
     while _ALONE:  # the earlier run had other knobs

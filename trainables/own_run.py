@@ -28,7 +28,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from trainables import batches, optim, precision
 from trainables.knobs import asked_by
 from trainables.near_names import nearest
-from trainables.own_count import ONLY_BACKWARD, Counted, Ended
+from trainables.own_count import ONLY_BACKWARD, Counted
+from trainables.reports import Ended
 from trainables.workload import LoopError, blocks
 
 _LOADER, _PREPARE, _BACKWARD = asked_by("loader"), asked_by("prepare"), asked_by("backward")

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
@@ -33,10 +33,10 @@ SEEDS_APART = 1_000_003
 
 
 class RankFailed(Exception):
-    """Another rank failed; `found` is the report of its process."""
+    """Another rank failed; `found` is the report of its process, with its `rank` and a `message`."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        super().__init__(f"rank {found.get('rank')}: {found.get('message')}")
+    def __init__(self, found: Any) -> None:
+        super().__init__(f"rank {found.rank}: {found.message}")
         self.found = found
 
 
@@ -95,10 +95,11 @@ class Group(Ranks):
         count: int,
         rendezvous: str,
         device: torch.device,
-        left: Callable[[End], Mapping[str, Any] | None] = lambda end: None,
+        left: Callable[[End], Any] = lambda end: None,
     ) -> None:
         self.rank, self.count = rank, count
         self._device, self._left, self._between, self._aborted = device, left, False, False
+        self._is_met = False
         self._ddp: DistributedDataParallel | None = None
         self._seed: int | None = None
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -149,7 +150,10 @@ class Group(Ranks):
         self._seed_dropout(samples)
 
     def ready(self, *, is_so: bool = True) -> None:
-        """Waits until every rank has its model; raises RuntimeError if one has none."""
+        """Waits until every rank has its model; raises RuntimeError if one has none. Does nothing a second time."""
+        if self._is_met:
+            return
+        self._is_met = True
         message = torch.tensor([int(is_so)])
         distributed.all_reduce(message, distributed.ReduceOp.MIN)
         if is_so and not message.item():

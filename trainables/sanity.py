@@ -86,8 +86,7 @@ def _try_training(resident: Resident, config: Config, train: int, val: int | Non
     count = size_of(few.dataset(config, "train"))
     config = config.with_knobs(batch_size=count, micro_batch_size=count)
     try:
-        for _ in loop.train(loop.prepare(few, config, Plan(samples=count, milestones=(count,)))):
-            pass
+        loop.train(loop.prepare(few, config, Plan(samples=count, milestones=(count,))))
     except Diverged as diverged:
         # Not an error yet: a half-precision loss may overflow, and a metric of untrained weights be undefined.
         if LOSS in str(diverged) and config.knobs.amp_dtype == "fp32":

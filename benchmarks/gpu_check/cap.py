@@ -18,6 +18,7 @@ from trainables.knobs import Scalar
 from trainables.plan import Plan
 from trainables.workload_files import load
 from tuning.memory.fitting import Kernels
+from tuning.search.protocols import TrialState
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -88,10 +89,10 @@ def recovered(place: Place) -> Iterator[dict[str, Any]]:
     session = Session(WorkerConfig(str(GREEDY), {"times": times}, place.device, threads=1, cap_bytes=cap_bytes))
     plan = Plan(64, (64,), cap_bytes=cap_bytes)
 
-    def train(place_name: str) -> dict[str, Any]:
+    def train(place_name: str) -> TrialState:
         knobs: dict[str, Scalar] = {"learning_rate": 0.01, "batch_size": 16, "micro_batch_size": 8}
         knobs |= {"augmentation": where[place_name], "num_workers": int(place_name == "loader")}
-        return session.trial(knobs, plan, place.seed, shrink="").advance()
+        return session.train(knobs, plan, place.seed, shrink="")
 
     session.warm({})
     train("nowhere")
@@ -102,9 +103,9 @@ def recovered(place: Place) -> Iterator[dict[str, Any]]:
             if number:  # the first failure of a process imports what only failures need
                 yield {
                     "phase": phase,
-                    "outcome": failed["outcome"],
-                    "then": then["outcome"],
-                    "retired": failed.get("retire", ""),
-                    "next_s": then["first_step_at"] - failed.get("failed_at", time.time()),
-                    "left_bytes": failed["held_bytes"] - failed["own_bytes"] if "held_bytes" in failed else None,
+                    "outcome": failed.outcome,
+                    "then": then.outcome,
+                    "retired": failed.retire,
+                    "next_s": then.first_step_at - (failed.failed_at or time.time()),
+                    "left_bytes": None if failed.held_bytes is None else failed.held_bytes - failed.own_bytes,
                 }

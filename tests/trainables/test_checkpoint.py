@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fakes import Followed, Sums, knobs_of
+from tests.fakes import Followed, Sums, heard, knobs_of
 from trainables import checkpoint
 from trainables.knobs import Knobs
-from trainables.loop import State, prepare, train
+from trainables.loop import State, prepare
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
@@ -27,9 +27,7 @@ def begin() -> State:
 
 
 def stop_after(state: State, samples: int) -> State:
-    for event in train(state):
-        if isinstance(event, Window) and state.samples >= samples:
-            break
+    heard(state, lambda event: isinstance(event, Window) and state.samples >= samples)
     return state
 
 

@@ -59,8 +59,7 @@ def run(workload: Seen, cap_bytes: int | None = NO_CAP, resident: Resident | Non
     own = Knobs.of({"batch_size": 16, "micro_batch_size": MICRO_BATCH, "learning_rate": 0.05, **knobs}, EVERY)
     plan = Plan(samples=64, milestones=(32, 64), cap_bytes=cap_bytes)
     state = prepare(resident or Resident(workload), Config(own), plan)
-    for _ in train(state):
-        pass
+    train(state)
     return state
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tests.fakes import told
 from trainables import own_loop, training
 from trainables.plan import Plan, steps_to
 from trainables.workload import WorkloadError
@@ -66,22 +67,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_tells_what_it_asks_for(name: str, tmp_path: Path) -> None:
     its = FRAMEWORKS[name]
     facts = session_of(name, tmp_path).describe(knobs_of(name))
-    assert (facts["train_samples"], facts["objectives"]) == (its.samples, {"accuracy": "max"})
-    assert facts["seen"] == {"batch_size": its.batch, "micro_batch_size": its.batch // 2}
-    assert {"learning_rate", "batch_size", "num_workers", "amp_dtype", "compile", its.asked} <= set(facts["asked"])
-    assert facts["parameters"]["total"] > 100
+    assert (facts.train_samples, facts.objectives) == (its.samples, {"accuracy": "max"})
+    assert facts.seen == {"batch_size": its.batch, "micro_batch_size": its.batch // 2}
+    assert {"learning_rate", "batch_size", "num_workers", "amp_dtype", "compile", its.asked} <= set(facts.asked)
+    assert facts.parameters["total"] > 100
 
 
 @frameworks
 def test_rungs_and_horizon_are_of_the_plan_nothing_is_written(name: str, tmp_path: Path, here: Path) -> None:
     plan = FRAMEWORKS[name].plan
-    trial = session_of(name, tmp_path).trial(knobs_of(name), plan, 0)
-    first, second = trial.advance(), trial.advance()
-    assert (first["samples"], first["done"], first["outcome"]) == (plan.milestones[0], False, "ok"), first["message"]
-    assert (second["samples"], second["done"], second["outcome"]) == (plan.samples, True, "ok"), second["message"]
-    assert second["values"]["accuracy"] > 0.9
-    assert second["spans"]["micro_steps"] == 2 * second["spans"]["steps"]
-    assert second["active"]["optimizer"] == "AdamW"
+    first, second = told(session_of(name, tmp_path), knobs_of(name), plan)
+    assert (first.samples, first.done, first.outcome) == (plan.milestones[0], False, "ok"), first.message
+    assert (second.samples, second.done, second.outcome) == (plan.samples, True, "ok"), second.message
+    assert second.values["accuracy"] > 0.9
+    assert second.spans["micro_steps"] == 2 * second.spans["steps"]
+    assert second.active["optimizer"] == "AdamW"
     assert name != "lightning" or not list(here.iterdir())
 
 
@@ -89,11 +89,9 @@ def test_rungs_and_horizon_are_of_the_plan_nothing_is_written(name: str, tmp_pat
 def test_a_probe_and_an_early_end(name: str, tmp_path: Path) -> None:
     session, workers = session_of(name, tmp_path), int(name == "lightning")
     found = session.probe({**knobs_of(name), "amp_dtype": "bf16", "num_workers": workers}, time_s=0.5)
-    assert (found["outcome"], found["end"]) == ("ok", "time"), found["message"]
-    assert "bfloat16" in found["active"]["matmul_dtypes"]
-    trial = session.trial(knobs_of(name), FRAMEWORKS[name].plan, 0)
-    trial.advance()
-    assert trial.end()["retire"] == ""
+    assert (found.outcome, found.end) == ("ok", "time"), found.message
+    assert "bfloat16" in found.active["matmul_dtypes"]
+    assert told(session, knobs_of(name), FRAMEWORKS[name].plan, stops=True)[-1].retire == ""
 
 
 @frameworks
@@ -102,14 +100,12 @@ def test_the_micro_batch_is_halved_where_it_does_not_fit(name: str, tmp_path: Pa
     changes = () if made is None else ((f"{made}(256, 2)", f"{made}(16, 2)"),)  # else evaluating needs most
     session, knobs, batch = session_of(name, tmp_path, *changes), knobs_of(name), FRAMEWORKS[name].batch
     plan = Plan(2 * batch, (2 * batch,))
-    small, large = (
-        session.train({**knobs, "micro_batch_size": m}, plan, 0)["peak_allocated_bytes"] for m in (8, batch)
-    )
+    small, large = (session.train({**knobs, "micro_batch_size": m}, plan, 0).peak_allocated_bytes for m in (8, batch))
     assert small < large
     capped = dataclasses.replace(plan, cap_bytes=(small + large) // 2)
     found = session.train({**knobs, "micro_batch_size": batch}, capped, 0)
-    assert (found["outcome"], found["knobs"]["batch_size"]) == ("ok", batch), found["message"]
-    assert found["knobs"]["micro_batch_size"] < batch
+    assert (found.outcome, found.knobs["batch_size"]) == ("ok", batch), found.message
+    assert found.knobs["micro_batch_size"] < batch
 
 
 @pytest.mark.parametrize(
@@ -180,20 +176,20 @@ KEEPING = {
 @pytest.mark.parametrize("name", KEEPING)
 def test_resuming_from_a_checkpoint_of_another_is_refused(name: str, tmp_path: Path) -> None:
     session, plan = session_of(name, tmp_path, *KEEPING[name]), Plan(96, (96,))
-    first, second = (session.trial(knobs_of(name), plan, 0).advance() for _ in range(2))
-    assert first["outcome"] == "ok", first["message"]
-    assert "the Trainer resumes from a checkpoint, after its step " in second["message"]
+    first, second = (session.train(knobs_of(name), plan, 0) for _ in range(2))
+    assert first.outcome == "ok", first.message
+    assert "the Trainer resumes from a checkpoint, after its step " in second.message
 
 
 def test_a_trainer_may_evaluate_on_several_sets(tmp_path: Path) -> None:
     several = ("eval_dataset=VAL", 'eval_dataset={"near": VAL, "far": VAL}')
     objectives = ('{"accuracy": "max"}', '{"near_accuracy": "max", "far_accuracy": "max"}')
-    trial = session_of("trainer", tmp_path, several, objectives).trial(knobs_of("trainer"), Plan(64, (32, 64)), 0)
-    for _ in range(2):
-        found = trial.advance()
-        assert found["outcome"] == "ok", found["message"]
-        assert found["values"].keys() == {"near_accuracy", "far_accuracy"}
-    assert found["done"]
+    states = told(session_of("trainer", tmp_path, several, objectives), knobs_of("trainer"), Plan(64, (32, 64)))
+    assert len(states) == 2
+    for found in states:
+        assert found.outcome == "ok", found.message
+        assert found.values.keys() == {"near_accuracy", "far_accuracy"}
+    assert found.done
 
 
 COUNTS = (
@@ -208,12 +204,10 @@ def test_a_trainer_trains_whole_micro_batches_evaluates_all(tmp_path: Path, firs
     begun = ("trainer.train()", f"{first}trainer.train()")
     session = session_of("trainer", tmp_path, *COUNTS, *ODD, begun)
     knobs = {**knobs_of("trainer"), "num_workers": workers, "persistent_workers": bool(workers)}
-    trial = session.trial(knobs, Plan(112, (56, 112)), 0)
-    for samples in (56, 112):
-        found = trial.advance()
-        assert (found["outcome"], found["samples"]) == ("ok", samples), found["message"]
-        assert found["values"]["count"] == 30
-    assert found["done"]
+    for samples, found in zip((56, 112), told(session, knobs, Plan(112, (56, 112))), strict=True):
+        assert (found.outcome, found.samples) == ("ok", samples), found.message
+        assert found.values["count"] == 30
+    assert found.done
 
 
 def test_arguments_of_a_trainer_are_for_one_training(tmp_path: Path) -> None:
@@ -225,8 +219,8 @@ def test_arguments_of_a_trainer_are_for_one_training(tmp_path: Path) -> None:
 def train(run):"""
     twice = ("    trainer.train()", "    trainer.add_callback(Early())\n    trainer.train()\n    trainer.train()")
     changes = (*ODD, ("def train(run):", early), ("import torch\n", "import torch\nimport transformers\n"), twice)
-    found = session_of("trainer", tmp_path, *changes).trial(knobs_of("trainer"), Plan(512, (512,)), 0).advance()
-    assert "make new ones by training_arguments(run, train_set)" in found["message"]
+    found = session_of("trainer", tmp_path, *changes).train(knobs_of("trainer"), Plan(512, (512,)), 0)
+    assert "make new ones by training_arguments(run, train_set)" in found.message
 
 
 @pytest.mark.parametrize(
@@ -240,16 +234,16 @@ def train(run):"""
 def test_metrics_of_a_trainer_without_an_objective_are_told(
     tmp_path: Path, changes: tuple[str, str], says: tuple[str, ...]
 ) -> None:
-    found = session_of("trainer", tmp_path, changes).trial(knobs_of("trainer"), Plan(32, (32,)), 0).advance()
-    assert all(said in found["message"] for said in says), found["message"]
+    found = session_of("trainer", tmp_path, changes).train(knobs_of("trainer"), Plan(32, (32,)), 0)
+    assert all(said in found.message for said in says), found.message
 
 
 def test_what_a_script_evaluates_for_itself_is_in_no_window(tmp_path: Path) -> None:
     own = 'training_arguments(run, TRAIN, eval_strategy="steps", eval_steps=1, '
     session = session_of("trainer", tmp_path, ("training_arguments(run, TRAIN, ", own))
-    found = session.trial(knobs_of("trainer"), Plan(256, (256,)), 0).advance()
-    assert found["outcome"] == "ok", found["message"]
-    assert found["spans"]["data_wait_s"] < 0.2 * found["spans"]["wall_s"]
+    found = session.train(knobs_of("trainer"), Plan(256, (256,)), 0)
+    assert found.outcome == "ok", found.message
+    assert found.spans["data_wait_s"] < 0.2 * found.spans["wall_s"]
 
 
 OWN_OPTIMIZER = {
@@ -273,10 +267,9 @@ def test_a_learning_rate_without_effect_is_remarked_upon(name: str, is_own: bool
         changes = (*changes, ("OneCycleLR(optimizer, self.learning_rate, ", "OneCycleLR(optimizer, 5e-3, "))
     session, remarks, samples = session_of(name, tmp_path, *changes), [], 2 * FRAMEWORKS[name].batch
     for rate in (1e-3, 3e-3):
-        trial = session.trial({**knobs_of(name), "learning_rate": rate}, Plan(samples, (samples,)), 0)
-        found = trial.advance()
-        assert (found["outcome"], found["done"]) == ("ok", True), found["message"]
-        remarks.append(found["remark"])
+        found = session.train({**knobs_of(name), "learning_rate": rate}, Plan(samples, (samples,)), 0)
+        assert (found.outcome, found.done) == ("ok", True), found.message
+        remarks.append(found.remark)
     assert remarks[0] == ""
     assert ("learning_rate was 0.001 and 0.003" in remarks[1]) if is_own else remarks[1] == ""
 
@@ -290,8 +283,8 @@ def test_a_learning_rate_without_effect_is_remarked_upon(name: str, is_own: bool
 )
 def test_a_second_trainer_after_the_end_is_not_begun_and_told(name: str, again: Any, tmp_path: Path) -> None:
     session = session_of(name, tmp_path, again)
-    state = session.prepared(knobs_of(name), Plan(32, (32,)), 0)
-    list(training.train(state))
+    state = training.prepare(session.resident, session.config(knobs_of(name)), Plan(32, (32,)))
+    training.train(state)
     assert "only the first is tuned" in state.remark
     assert state.samples == 32
 
@@ -301,12 +294,10 @@ def test_accelerate_changes_number_types_from_trial_to_trial(tmp_path: Path) -> 
     knobs = knobs_of("accelerate")
     for amp, seen in (("bf16", "bfloat16"), ("fp32", "float32")):
         found = session.probe({**knobs, "amp_dtype": amp, "num_workers": 1}, time_s=0.3)
-        assert (found["outcome"], found["end"]) == ("ok", "time"), found["message"]
-        assert seen in found["active"]["matmul_dtypes"]
-        assert "workers" not in found["active"], "they are not denied"
-    trial = session.trial(knobs, Plan(128, (64, 128)), 0)
-    trial.advance()
-    assert trial.end()["retire"] == ""
+        assert (found.outcome, found.end) == ("ok", "time"), found.message
+        assert seen in found.active["matmul_dtypes"]
+        assert "workers" not in found.active, "they are not denied"
+    assert told(session, knobs, Plan(128, (64, 128)), stops=True)[-1].retire == ""
 
 
 def test_the_micro_batch_of_accelerate_leaves_learning_alone(tmp_path: Path) -> None:
@@ -315,7 +306,7 @@ def test_the_micro_batch_of_accelerate_leaves_learning_alone(tmp_path: Path) -> 
     for micro in (8, 32):
         config = session.config({**knobs_of("accelerate"), "micro_batch_size": micro})
         state = own_loop.prepare(own_loop.OwnResident(session.resident.workload), config, Plan(128, (128,)))
-        list(own_loop.train(state))
+        own_loop.train(state)
         assert (state.samples, state.steps) == (128, 4)
         found.append(torch.cat([p.detach().flatten() for p in state.model.parameters()]))
     assert torch.allclose(found[0], found[1], rtol=1e-3, atol=1e-5)
@@ -330,8 +321,8 @@ def test_a_schedule_of_accelerate_ends_with_the_run(tmp_path: Path) -> None:
         ("                optimizer.step()\n", "                optimizer.step()\n                schedule.step()\n"),
     )
     session = session_of("accelerate", tmp_path, *changes)
-    state = session.prepared(knobs_of("accelerate"), Plan(200, (200,)), 0)
-    list(training.train(state))
+    state = training.prepare(session.resident, session.config(knobs_of("accelerate")), Plan(200, (200,)))
+    training.train(state)
     assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -339,8 +330,8 @@ def test_accelerate_steps_where_a_horizon_within_a_batch_ends(tmp_path: Path) ->
     one = ("        run.report(acc", "            if run.evaluate_now:\n                run.report(acc")
     session = session_of("accelerate", tmp_path, ("pictures(1024, 1)", "pictures(100, 1)"), one)
     found = session.train(knobs_of("accelerate"), Plan(248, (248,)), 0)
-    assert (found["outcome"], found["samples"]) == ("ok", 248), found["message"]
-    assert found["spans"]["steps"] == 9  # behind the first, of passes of four
+    assert (found.outcome, found.samples) == ("ok", 248), found.message
+    assert found.spans["steps"] == 9  # behind the first, of passes of four
 
 
 def test_an_epoch_has_the_samples_that_an_own_sampler_draws(tmp_path: Path) -> None:

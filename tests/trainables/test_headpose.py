@@ -201,7 +201,7 @@ def test_splits_share_no_face_and_are_the_same_for_every_seed(resident: Resident
 def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:
     asked = config(augmentation=0.0)
     state = prepare(resident, asked, Plan(samples=16 * 15))
-    list(train(state))
+    train(state)
     shown = resident.dataset(asked, "train")
     batch = HeadPose.collate([shown[i] for i in range(16)])
     with torch.no_grad():

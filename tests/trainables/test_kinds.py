@@ -289,7 +289,7 @@ def found_in_loop(
     path.write_text(text)
     resident = own_loop.OwnResident(load(str(path)))
     config = Config(Knobs.of({"batch_size": 16, "micro_batch_size": 16}, table_of(resident.workload)), {})
-    list(own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,)))))  # it has asked for its knobs
+    own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,))))  # it has asked for its knobs
     untold: list[str] = []
     return kinds.differing(resident, config, changes, untold), untold
 

@@ -52,7 +52,7 @@ def test_what_the_micro_batch_changes_is_seen(changed: Any) -> None:
     for session, found in ((changed(), []), (changed(norm), ["micro_batch_size"])):
         session.describe(KNOBS)
         seen = session.kinds(KNOBS, changes)
-        assert (list(seen["changed"]), seen["message"]) == (found, "")
+        assert (list(seen.changed), seen.message) == (found, "")
 
 
 ODD, SMALLER = ("moons(1024, 1)", "moons(100, 1)"), ("moons(1024, 1)", "moons(256, 1)")
@@ -77,8 +77,8 @@ def test_a_schedule_by_steps_ends_with_the_run(changed: Any) -> None:
 
 def trained(session: Session, samples: int) -> tuple[int, float]:
     """Returns the samples of a whole training, and the learning rate at its end."""
-    state = session.prepared(KNOBS, Plan(samples, (samples,)), 0)
-    list(training.train(state))
+    state = training.prepare(session.resident, session.config(KNOBS), Plan(samples, (samples,)))
+    training.train(state)
     return state.samples, state.optimizer.param_groups[0]["lr"]
 
 
@@ -106,10 +106,10 @@ def test_a_plateau_schedule_moves_with_reports_and_ends_no_probe(changed: Any) -
     )
     seen = session.resident.workload.train.__globals__["Noted"].seen
     found = session.probe(KNOBS, time_s=0.3)
-    assert (found["outcome"], seen) == ("ok", []), found["message"]
-    assert found["spans"]["micro_steps"] > 16, "a pass"
+    assert (found.outcome, seen) == ("ok", []), found.message
+    assert found.spans["micro_steps"] > 16, "a pass"
     found = session.train(KNOBS, Plan(1024, (128, 1024)), 0)
-    assert found["outcome"] == "ok", found["message"]
+    assert found.outcome == "ok", found.message
     assert 1 <= len(seen) <= 2, "of four passes"
 
 
@@ -162,8 +162,8 @@ def test_a_run_has_its_samples_and_steps(
 ) -> None:
     """Steps are those after the first, which is watched. Torch raises if a one-cycle schedule has too few steps."""
     found = changed(*changes).train(KNOBS, Plan(milestones[-1], milestones), 0)
-    assert (found["outcome"], found["samples"], found.get("has_ended")) == ("ok", samples, None), found["message"]
-    assert steps in (None, found["spans"]["steps"])
+    assert (found.outcome, found.samples, found.get("has_ended")) == ("ok", samples, None), found.message
+    assert steps in (None, found.spans["steps"])
 
 
 def callback(name: str) -> tuple[tuple[str, str], ...]:
@@ -200,7 +200,7 @@ def test_what_is_ones_own_stays(changed: Any, tmp_path: Path) -> None:
         ("trainer_kwargs(run)", own.replace("PLACE", repr(str(tmp_path / "kept")))),
         ("from torch import nn", "from pytorch_lightning.callbacks import ModelCheckpoint\nfrom torch import nn"),
     )
-    list(training.train(session.prepared(KNOBS, Plan(1024, (1024,)), 0)))  # as `train --from`
+    training.train(training.prepare(session.resident, session.config(KNOBS), Plan(1024, (1024,))))  # as `train --from`
     assert (tmp_path / "kept" / "last.ckpt").exists()
 
 
@@ -209,4 +209,4 @@ def test_a_loader_that_is_made_late_accumulates(changed: Any) -> None:
     fit = 'net = Net(run["learning_rate"])\n    net.run = run\n    trainer.fit(net)'
     session = changed(("class Net(LightningModule):\n", lazy), (FIT, fit))
     found = session.probe(KNOBS, time_s=0.5)  # the first of its process, which is never begun again
-    assert (found["outcome"], found["spans"]["micro_steps"]) == ("ok", 2 * found["spans"]["steps"]), found["message"]
+    assert (found.outcome, found.spans["micro_steps"]) == ("ok", 2 * found.spans["steps"]), found.message

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.fakes import Adder, Followed, Noisy, Sums, knobs_of
+from tests.fakes import Adder, Followed, Noisy, Sums, heard, knobs_of
 from trainables import loop
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
@@ -29,7 +29,7 @@ def run(
 ) -> tuple[loop.State, list[Window | Evaluation]]:
     """Returns the state after a whole run on the adding workload, and its events."""
     state = prepare(Resident(workload()), Config(Knobs.of({**SMALL, **knobs}, EVERY), seed=seed), plan)
-    return state, list(train(state))
+    return state, heard(state)
 
 
 def windows_of(events: Iterator[Window | Evaluation]) -> Iterator[Window]:
@@ -71,11 +71,18 @@ class Steep(Sums):
         return super().loss(model, batch) * 1e35
 
 
+def steps_and_scales(state: loop.State) -> tuple[list[int], list[float]]:
+    """Returns the steps of each window, and the scale of the loss behind it."""
+    scales: list[float] = []
+    windows = windows_of(heard(state, lambda _: scales.append(state.scaler.get_scale())))
+    return [w.steps for w in windows], scales
+
+
 def test_steps_that_fp16_skips_are_in_the_first_window() -> None:
     for amp_dtype, skips in (("fp16", True), ("fp32", False)):
         config = Config(Knobs.of({**SMALL, "amp_dtype": amp_dtype}, EVERY))
         state = prepare(Resident(Steep()), config, Plan(samples=800, window_s=0.0))
-        steps, scales = zip(*((w.steps, state.scaler.get_scale()) for w in windows_of(train(state))), strict=True)
+        steps, scales = steps_and_scales(state)
         skipped = round(math.log2(65_536 / scales[0])) if skips else 0
         assert (skipped > 0) is skips
         assert steps[0] == skipped + 1
@@ -166,7 +173,7 @@ def test_a_model_that_changes_itself_begins_anew_in_every_trial() -> None:
     results = []
     for _ in range(3):
         state = prepare(resident, config, Plan(samples=128))
-        list(train(state))
+        train(state)
         results.append((weights(state), sorted(name for name, _ in state.model.named_buffers())))
     assert results[0] == results[1] == results[2]
     first = Resident(Followed()).model(config)
@@ -209,7 +216,7 @@ def test_a_modules_plain_attributes_begin_anew_in_every_trial(kept: str, is_used
     found = []
     for _ in range(3):
         state = prepare(resident, config, Plan(samples=128))
-        list(train(state))
+        train(state)
         found.append((weights(state), state.model))
     assert found[0][0] == found[1][0] == found[2][0]
     assert (found[0][1] is found[2][1]) is is_used_again
@@ -229,19 +236,19 @@ def test_an_objective_that_is_not_returned_is_named() -> None:
 
     state = prepare(Resident(Silent()), Config(knobs_of()), Plan(samples=32, milestones=(32,)))
     with pytest.raises(KeyError, match=r"returned \['other'\], without error"):
-        list(train(state))
+        train(state)
 
 
 def test_a_cap_raises_as_a_card_does_and_harms_no_later_run() -> None:
     resident, config = Resident(Sums()), Config(knobs_of(learning_rate=0.05))
     free = prepare(resident, config, Plan(samples=64))
-    list(train(free))
+    train(free)
     peak = free.peak_allocated_bytes
     assert peak > 0
     capped = prepare(resident, config, Plan(samples=64, cap_bytes=peak // 2))
     with pytest.raises(torch.OutOfMemoryError, match="virtual card out of memory") as caught:
-        list(train(capped))
+        train(capped)
     traceback.clear_frames(caught.tb)  # they hold what the failed step made
     again = prepare(resident, config, Plan(samples=64, cap_bytes=2 * peak))
-    assert list(train(again))
+    assert heard(again)
     assert weights(again) == weights(free)

@@ -94,7 +94,7 @@ def trained(workload: Any, **knobs: object) -> tuple[list[torch.Tensor], Any]:
     rows = table_of(workload)
     config = Config(Knobs.of({"batch_size": 16, "micro_batch_size": 16, "learning_rate": 0.02, **knobs}, rows))
     state = prepare(Resident(workload), config, Plan(samples=64))
-    list(train(state))
+    train(state)
     return [p.detach().clone() for p in state.model.parameters()], state
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.fakes import heard
 from tests.trainables import test_own_loop
 from tests.trainables.test_own_loop import HEAD, prepared
 from trainables import own_loop
@@ -72,7 +73,7 @@ def plain_gan(x: torch.Tensor, micro: int, cuts: int, *, skips: bool) -> list[to
 def test_each_of_two_optimisers_steps_by_its_own_loss(script: Any, micro: int, amp_dtype: str, large: float) -> None:
     workload = script(GAN.replace("LARGE", str(large)))
     state = prepared(workload, Plan(128, (128,)), micro_batch_size=micro, amp_dtype=amp_dtype)
-    list(own_loop.train(state))
+    own_loop.train(state)
     module = workload.train.__globals__
     assert (state.samples, state.steps) == (128, 8)
     expected = plain_gan(module["X"].repeat(2, 1), micro, 16 // micro, skips=large > 1)
@@ -96,7 +97,7 @@ def train(run):
             run.report(error=1.0)
 """
     workload = script(body)
-    list(own_loop.train(prepared(workload, Plan(32, (32,)), micro_batch_size=16)))
+    own_loop.train(prepared(workload, Plan(32, (32,)), micro_batch_size=16))
     assert set(workload.train.__globals__["SEEN"]) == {0.0}
 
 
@@ -110,7 +111,7 @@ def test_the_passes_of_the_second_optimiser_are_no_part_of_its_step(
     seconds = workload.train.__globals__["SECONDS"]
     state = prepared(workload, Plan(64, (64,), window_s=3.0, each_step=True), micro_batch_size=16)
     monkeypatch.setattr("time.perf_counter", lambda: float(len(seconds)))
-    windows = [e for e in own_loop.train(state) if isinstance(e, Window)]
+    windows = [e for e in heard(state) if isinstance(e, Window)]
     monkeypatch.undo()
     assert sum(w.steps for w in windows) == 4
     assert sum(w.optimizer_s for w in windows[:-1]) == 0.0
@@ -133,7 +134,7 @@ def train(run):
     SEEN.append(net.bias.item() - bias)
 """
     workload = script(body)
-    list(own_loop.train(prepared(workload, Plan(64, (64,)))))
+    own_loop.train(prepared(workload, Plan(64, (64,))))
     assert workload.train.__globals__["SEEN"][0] != 0.0
 
 
@@ -165,9 +166,8 @@ def train(run):
 def test_a_pass_has_the_samples_of_what_is_wrapped(script: Any, loader: str) -> None:
     pytest.importorskip("tqdm")
     state = prepared(script("from tqdm import tqdm\n" + OVER.replace("LOADER", loader)), Plan(96, (96,)))
-    assert state.pass_samples == 64
-    list(own_loop.train(state))
-    assert (state.samples, state.epoch) == (96, 1)
+    own_loop.train(state)
+    assert (state.pass_samples, state.samples, state.epoch) == (64, 96, 1)
 
 
 def test_each_call_of_run_asks_for_the_knobs_whose_rows_name_it(script: Any) -> None:
@@ -184,7 +184,7 @@ def train(run):
             run.report(error=1.0)
 """
     state = prepared(script(body), Plan(64, (64,)))
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert state.asked == {"learning_rate", *(name for name, row in OF_THE_LOOP.items() if row.asked_by != "name")}
 
 
@@ -193,9 +193,9 @@ def train(run):
 )
 def test_a_loader_that_tells_no_samples_is_asked_for_them(script: Any, loader: str) -> None:
     with pytest.raises(WorkloadError, match=r"run.batches\(loader, samples=N\) says it"):
-        prepared(script(OVER.replace("LOADER", loader)), Plan(96, (96,)))
+        own_loop.train(prepared(script(OVER.replace("LOADER", loader)), Plan(96, (96,))))
     state = prepared(script(OVER.replace("LOADER", f"{loader}, samples=64")), Plan(96, (96,)))
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert (state.pass_samples, state.samples) == (64, 96)
 
 
@@ -215,7 +215,7 @@ def train(run):
 @pytest.mark.parametrize(("cut", "seen"), [("1", 16), ("2", 8)])
 def test_a_smaller_batch_that_comes_first_is_not_what_was_seen(script: Any, cut: str, seen: int) -> None:
     state = prepared(script(LEFT_FIRST.replace("CUT", cut)), Plan(80, (80,)), micro_batch_size=16)
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert (state.active["batch_size"], state.active["micro_batch_size"]) == (seen, seen)
 
 
@@ -247,7 +247,7 @@ def train(run):
 )
 def test_batches_with_time_first_count_their_texts(script: Any, loader: str) -> None:
     state = prepared(script(TIME_FIRST.replace("LOADER", loader)), Plan(128, (128,)))
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert (state.pass_samples, state.samples, state.epoch, state.steps) == (64, 128, 1, 8)
     assert state.active["batch_size"] == 16
 
@@ -262,7 +262,7 @@ def train(run):
             run.report(error=1.0)
 """
     state = prepared(script(body), Plan(64, (64,)), batch_size=16, micro_batch_size=12)
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert (state.active["micro_batch_size"], state.active["batch_size"], state.steps) == (8, 16, 4)
 
 
@@ -277,7 +277,7 @@ def train(run):
 """
 
     def trained(body: str) -> None:
-        list(own_loop.train(prepared(script(body), Plan(64, (64,)), batch_size=16, micro_batch_size=4)))
+        own_loop.train(prepared(script(body), Plan(64, (64,)), batch_size=16, micro_batch_size=4))
 
     with pytest.raises(LoopError, match=r"whole batches of 16, and run\.loader\(\) made .* 4: run\.loader\(\) is for"):
         trained(body)
@@ -308,7 +308,7 @@ def train(run):
 """
     for limit, is_seen in ((0.25, True), (0.0, "step()" in clips)):
         state = prepared(script(body), Plan(64, (64,)), max_grad_norm=limit)
-        list(own_loop.train(state))
+        own_loop.train(state)
         assert bool(state.active["gradient_norms"]) == is_seen
 
 
@@ -322,7 +322,7 @@ def train(run):
             run.report(error=1.0)
 """
     state = prepared(script(body), Plan(128, (128,)))
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert (state.samples, state.steps, state.active["batch_size"]) == (128, 8, 16)
 
 
@@ -353,7 +353,7 @@ def test_the_steps_of_a_run_are_those_that_it_takes(script: Any, more: str, micr
     config = Config(Knobs.of({**KNOBS, "micro_batch_size": micro}, table_of(workload)), dict(workload.options))
     for _ in range(2):
         state = own_loop.prepare(resident, config, Plan(horizon, (horizon,)))
-        list(own_loop.train(state))
+        own_loop.train(state)
         assert state.steps == workload.train.__globals__["SEEN"][-1]
     assert len(workload.train.__globals__["SEEN"]) <= 3, "begun again once in a process, at most"
 
@@ -366,7 +366,7 @@ def test_the_steps_of_a_run_follow_a_loader_of_its_own_size(
     resident, seen = own_loop.OwnResident(workload), workload.train.__globals__["SEEN"]
     for _ in range(2):
         state = own_loop.prepare(resident, config, Plan(120, (120,)))
-        list(own_loop.train(state))
+        own_loop.train(state)
         assert state.steps == seen[-1] == 8
     monkeypatch.setitem(sys.modules, "__main__", sys.modules[workload.train.__module__])
     run = own_loop.alone(120, pass_samples=60, device="cpu")
@@ -382,9 +382,7 @@ def test_the_steps_of_a_run_follow_a_loader_of_its_own_size(
 
 def test_a_probe_is_never_begun_again(script: Any) -> None:
     workload = script(CYCLE.replace("MORE", ""))
-    running = own_loop.train(prepared(workload, Plan(10**9)))
-    next(running)
-    running.close()
+    heard(prepared(workload, Plan(10**9)), lambda event: True)
     assert len(workload.train.__globals__["SEEN"]) == 1
 
 
@@ -467,7 +465,7 @@ def train(run):
 """
     state = prepared(script(body), Plan(10_000, (10_000,)))
     with pytest.raises(LoopError, match=said):
-        list(own_loop.train(state))
+        own_loop.train(state)
     assert state.samples <= 9 * 8
 
 
@@ -503,7 +501,7 @@ def train(run):
             run.report(error=1.0)
 """
     state = prepared(script(body), Plan(128, (128,)), batch_size=64, micro_batch_size=4)
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert (state.samples, state.steps) == (128, 2)
 
 
@@ -522,7 +520,7 @@ def train(run):
     workload = script(body)
     for _ in range(2):
         state = prepared(workload, Plan(64, (64,)))
-        list(own_loop.train(state))
+        own_loop.train(state)
         assert state.steps == 4
     assert not workload.train.__globals__["OPTIMIZER"]._optimizer_step_pre_hooks
 
@@ -551,7 +549,7 @@ def train(run):
             run.report(error=1.0)
 """
     state = prepared(script(body), Plan(64, (32, 64)))
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert ("SGD has a scheduler that run.prepare was not shown, and its learning" in state.remark) == told
 
 
@@ -600,7 +598,7 @@ def train(run):
     for at, learning_rate in enumerate(rates):
         knobs = Knobs.of({"learning_rate": learning_rate, "batch_size": 8 * (at + 1) if "/" in rate else 8}, EVERY)
         state = own_loop.prepare(resident, Config(knobs, {}, 0, "cpu"), Plan(32, (16, 32)))
-        list(own_loop.train(state))
+        own_loop.train(state)
         remarks.append(state.remark)
     assert told in remarks[-1]
     assert [bool(remark) for remark in remarks] == [*[False] * (len(rates) - 1), bool(told)]
@@ -635,7 +633,7 @@ OWN_PASSES = OWN_STEPS.replace("    for i,", "    for _ in run.epochs():\n      
 )
 def test_a_run_ends_behind_a_step_of_theirs(script: Any, body: str, horizon: int, samples: int) -> None:
     state = prepared(script(body), Plan(horizon, (horizon,)))
-    found = list(own_loop.train(state))
+    found = heard(state)
     assert [e.samples for e in found if isinstance(e, Evaluation)] == [samples]
 
 
@@ -643,7 +641,7 @@ def test_a_run_ends_behind_a_step_of_theirs(script: Any, body: str, horizon: int
 def test_a_loop_that_steps_no_more_ends(script: Any, body: str) -> None:
     once = body.replace("if (i + 1) % 3 == 0:", "if not SEEN and not SEEN.append(i):")
     with pytest.raises(WorkloadError, match=r"without an optimiser step|without a report at its end"):
-        list(own_loop.train(prepared(script(once), Plan(128, (128,)))))
+        own_loop.train(prepared(script(once), Plan(128, (128,))))
 
 
 def test_what_lies_between_two_passes_is_told(script: Any) -> None:
@@ -661,7 +659,7 @@ def train(run):
         run.report(error=1.0)
 """
     state = prepared(script(body), Plan(256, (256,)))
-    found = [event for event in own_loop.train(state) if isinstance(event, Evaluation)]
+    found = [event for event in heard(state) if isinstance(event, Evaluation)]
     assert 3 * 0.05 <= state.rested_s < 3 * 0.05 + 1.0, "the last of four is that of a report that was due"
     assert found[0].wall_s >= 0.05
 

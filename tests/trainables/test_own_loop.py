@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +13,14 @@ import pytest
 import torch
 
 from tests.data import plain_script
+from tests.fakes import heard
 from trainables import checkpoint, own_count, own_loop, training
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs
+from trainables.own_count import OwnState
 from trainables.own_run import Run
 from trainables.plan import Plan
+from trainables.reports import READY, Event
 from trainables.state import Diverged
 from trainables.stopwatch import Window
 from trainables.workload import Config, OwnLoop, WorkloadError, table_of
@@ -70,18 +72,14 @@ def script(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     return write
 
 
-def prepared(workload: OwnLoop, plan: Plan, **knobs: Any) -> own_loop.ThreadedState:
+def prepared(workload: OwnLoop, plan: Plan, **knobs: Any) -> OwnState:
     own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1, **knobs}
     config = Config(Knobs.of(own, table_of(workload)), dict(workload.options))
     return own_loop.prepare(own_loop.OwnResident(workload), config, plan)
 
 
 def events(workload: OwnLoop, plan: Plan, **knobs: Any) -> list[Window | Evaluation]:
-    return list(own_loop.train(prepared(workload, plan, **knobs)))
-
-
-def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name == "train(run)"]
+    return heard(prepared(workload, plan, **knobs))
 
 
 def test_it_learns_what_the_plain_script_learns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +139,7 @@ def test_a_scheduler_that_their_own_lines_step_too_is_an_error(script: Any) -> N
 
 def test_a_scheduler_that_waits_for_a_metric_is_refused(script: Any) -> None:
     with pytest.raises(WorkloadError, match=r"ReduceLROnPlateau.*step it yourself"):
-        prepared(script(SCHEDULED.format(name="ReduceLROnPlateau(optimizer)")), Plan(48, (48,)))
+        events(script(SCHEDULED.format(name="ReduceLROnPlateau(optimizer)")), Plan(48, (48,)))
 
 
 def test_windows_hold_every_sample_and_the_first_is_one_step(script: Any) -> None:
@@ -155,15 +153,45 @@ def test_windows_hold_every_sample_and_the_first_is_one_step(script: Any) -> Non
     assert all(0 < part <= w.wall_s * 1.001 for part, w in zip(parts, windows, strict=True))
 
 
-def test_ending_it_leaves_their_finally_and_no_thread(script: Any) -> None:
-    workload = script(PLAIN)
-    state = prepared(workload, Plan(10**9, (32,)))
-    running = own_loop.train(state)
-    while not isinstance(next(running), Evaluation):
-        pass
-    assert threads()
-    running.close()
-    assert not threads()
+BROAD = """
+def train(run):
+    net, optimizer = made(run)
+    while not SEEN or SEEN[-1] != "left":
+        try:
+            for batch in run.batches(DataLoader(DATA, **run.loader())):
+                run.backward(loss_of(net, batch), optimizer)
+                if run.evaluate_now:
+                    torch.set_grad_enabled(False)
+                    run.report(error=0.0)
+                    torch.set_grad_enabled(True)
+        except BaseException as error:
+            SEEN.append(type(error).__name__)
+            if len(SEEN) == 3:
+                SEEN.append("left")
+    raise ValueError("it ends in another way")
+"""
+
+
+@pytest.mark.parametrize(("body", "seen"), [(PLAIN, ["left"]), (BROAD, ["Ended", *["RuntimeError"] * 2, "left"])])
+def test_ending_it_leaves_their_function(script: Any, body: str, seen: list[str]) -> None:
+    workload = script(body)
+    state = prepared(workload, Plan(10**9, (32,), window_s=0.0))
+    *_, last = heard(state, lambda event: isinstance(event, Evaluation))
+    assert isinstance(last, Evaluation)
+    assert workload.train.__globals__["SEEN"] == seen
+    assert torch.is_grad_enabled(), "whatever they had turned off"
+
+
+def test_what_hearing_it_raises_is_raised_once_their_function_is_left(script: Any) -> None:
+    def fails(event: Event) -> None:
+        if isinstance(event, Evaluation):
+            raise KeyError("a fault of ours")
+
+    workload = script(
+        PLAIN.replace("    finally:", "    except Exception:\n        SEEN.append('caught')\n    finally:")
+    )
+    with pytest.raises(KeyError, match="a fault of ours"):
+        own_loop.train(prepared(workload, Plan(10**9, (32,))), fails)
     assert workload.train.__globals__["SEEN"] == ["left"]
 
 
@@ -267,7 +295,7 @@ def train(run):
 
 def test_frozen_weights_that_a_loop_writes_are_among_what_was_trained(script: Any) -> None:
     state = prepared(script(TEACHER), Plan(64, (64,)))
-    list(own_loop.train(state))
+    own_loop.train(state)
     assert state.model is not None
     assert set(checkpoint.trained_tensors(state.model, state.marks)) == {"weight", "bias", "teacher.weight"}
 
@@ -317,7 +345,7 @@ def test_windows_span_short_passes_without_what_is_between_them(script: Any, mon
     clock = lambda: 100.0 * len(passes) + 1e-6 * next(ticks)  # noqa: E731
     state = prepared(workload, Plan(64 * 8, (64 * 8,), window_s=250.0, each_step=True))
     monkeypatch.setattr("time.perf_counter", clock)
-    windows = [e for e in own_loop.train(state) if isinstance(e, Window)]
+    windows = [e for e in heard(state) if isinstance(e, Window)]
     monkeypatch.undo()
     assert [w.steps for w in windows] == [1, 4 * 4 - 1, 3 * 4, 4], "three pauses between passes take 300 s"
     assert all(w.wall_s < 1.0 > w.data_wait_s + sum(w.micro_steps_s) for w in windows)
@@ -333,7 +361,7 @@ def test_passes_that_are_broken_off_are_counted_and_timed_like_others(
     clock = lambda: 100.0 * len(passes) + 1e-6 * next(ticks)  # noqa: E731
     state = prepared(workload, Plan(16 * 8, (16 * 8,), window_s=3e-5))
     monkeypatch.setattr("time.perf_counter", clock)
-    windows = [e for e in own_loop.train(state) if isinstance(e, Window)]
+    windows = [e for e in heard(state) if isinstance(e, Window)]
     monkeypatch.undo()
     assert passes == list(range(8))
     assert len(windows) > 1, "each pass is shorter than a window"
@@ -357,8 +385,12 @@ def test_freed_memory_is_kept_where_steps_fault_it_in_anew(
     seen, kept = 0, set[int]()
     monkeypatch.setattr(training, "page_faults", itertools.count(0, faults).__next__)
     monkeypatch.setattr(training, "keep_freed", lambda: kept.add(seen))
-    for _ in training.train(prepared(script(PLAIN), Plan(64, (64,), window_s=0.0))):
-        seen += 1
+
+    def hear(event: Event) -> None:
+        nonlocal seen
+        seen += event != READY
+
+    training.train(prepared(script(PLAIN), Plan(64, (64,), window_s=0.0)), hear)
     assert bool(kept) is is_kept
     assert 0 not in kept, "the first step takes memory in any case"
 
@@ -377,7 +409,6 @@ def train(run):
 def test_a_loop_that_goes_on_for_ever_is_ended(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_count, "NO_END_AFTER", 100)
     assert [e.samples for e in events(script(ENDLESS), Plan(64, (64,))) if isinstance(e, Evaluation)] == [64]
-    assert not threads()
     with pytest.raises(WorkloadError, match="after the end of the run, while a report is due"):
         events(script(ENDLESS.replace("run.report(error=1.0)", "pass")), Plan(64, (64,)))
 
@@ -399,7 +430,7 @@ def test_what_one_training_asks_for_changes_no_step_of_the_next(script: Any) -> 
     for whole in (True, False, True):
         own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1, "whole": whole}
         state = own_loop.prepare(resident, Config(Knobs.of(own, table_of(workload)), {}), Plan(64, (64,)))
-        assert list(own_loop.train(state))
+        assert heard(state)
         steps.append(state.steps)
     assert steps == [4, 4, 4]
 
@@ -424,7 +455,7 @@ def test_a_loader_that_an_earlier_training_made_still_has_micro_batches(script: 
     for _ in range(2):
         own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
         state = own_loop.prepare(resident, Config(Knobs.of(own, table_of(workload)), {}), Plan(64, (64,)))
-        assert list(own_loop.train(state))
+        assert heard(state)
         steps.append(state.steps)
     assert steps == [4, 4]
 
@@ -456,7 +487,6 @@ BACK = BATCHES + "        run.backward(loss_of(net, batch), optimizer)\n"
 def test_what_a_loop_gets_wrong_is_said(script: Any, body: str, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
         events(script("\ndef train(run):\n" + body), Plan(64, (64,)))
-    assert not threads()
 
 
 PATIENT = PASSES.replace(
@@ -539,10 +569,9 @@ def test_epochs_may_be_any_number_above_0(tmp_path: Path, epochs: str) -> None:
 
 
 def test_tensors_are_made_where_the_file_has_said(script: Any) -> None:
-    """What torch.set_default_device says holds for the thread that has said it."""
     workload = script("def train(run):\n    SEEN.append(torch.arange(3).device.type)\n")
     with torch.device("meta"), pytest.raises(WorkloadError, match="without asking for"):
-        prepared(workload, Plan(64, (64,)))
+        events(workload, Plan(64, (64,)))
     assert workload.train.__globals__["SEEN"] == ["meta"]
 
 

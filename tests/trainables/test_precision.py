@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.fakes import Sums, knobs_of
+from tests.fakes import Sums, heard, knobs_of
 from trainables import loop, precision
 from trainables.knobs import Knobs
 from trainables.plan import Plan
@@ -103,9 +103,8 @@ def test_gradients_that_cuda_graphs_accumulate_stay_in_place(
     monkeypatch.setattr(precision, "compiled", as_it_is)
     knobs = knobs_of(compile="reduce-overhead", batch_size=16, micro_batch_size=micro_batch_size, dropout=0.0)
     state = loop.prepare(Resident(Sums()), Config(knobs), Plan(samples=160, window_s=0.0))
-    seen: list[Any] = [
-        [p.grad is not None and p.grad.data_ptr() for p in state.model.parameters()] for _ in loop.train(state)
-    ]
+    seen: list[Any] = []
+    heard(state, lambda _: seen.append([p.grad is not None and p.grad.data_ptr() for p in state.model.parameters()]))
     assert len(seen) > 2
     assert all(pointers == seen[0] for pointers in seen)
     assert all(pointer is not False for pointer in seen[0]) is kept
@@ -138,7 +137,7 @@ def test_a_trial_does_not_inherit_the_recompilations_of_another() -> None:
     resident, knobs = Resident(Compiles()), knobs_of(batch_size=16, micro_batch_size=8, dropout=0.0)
     for _ in range(2):
         made.append(0)
-        list(loop.train(loop.prepare(resident, Config(knobs), Plan(samples=48))))
+        loop.train(loop.prepare(resident, Config(knobs), Plan(samples=48)))
     assert made[0] == made[1] > 0
 
 
@@ -156,8 +155,6 @@ def test_under_fp16_a_fused_step_does_not_wait_for_the_device(fused: bool) -> No
 
     knobs = knobs_of(amp_dtype="fp16", fused_optimizer=fused, batch_size=16, micro_batch_size=16, dropout=0.0)
     state = loop.prepare(Resident(Sums()), Config(knobs), Plan(samples=64, window_s=1e6))
-    steps = loop.train(state)
-    next(steps)  # the warm-up, which reads the scale
-    with Reads(), contextlib.suppress(StopIteration):
-        next(steps)
+    with contextlib.ExitStack() as stack:  # behind the warm-up, which reads the scale
+        heard(state, lambda _: stack.enter_context(Reads()) and False)
     assert bool(read) is not fused

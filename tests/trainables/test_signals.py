@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from tests.fakes import knobs_of
+from tests.fakes import heard, knobs_of
 from trainables.data import npy_sequences
 from trainables.loop import prepare, train
 from trainables.plan import Plan
@@ -191,7 +191,7 @@ def test_contrast_is_the_formula() -> None:
 def run(config: Config, samples: int = 160, **knobs: Any) -> list[Tensor]:
     """Returns the weights after a run, over two epochs in each of the phases."""
     state = prepare(Resident(Signals()), config.with_knobs(**knobs), Plan(samples=samples))
-    list(train(state))
+    train(state)
     return [p.detach().clone() for p in state.model.parameters()]
 
 
@@ -224,16 +224,14 @@ def test_phases_share_the_run_and_the_head_waits_for_its_own(config: Config) -> 
     resident = Resident(Signals())
     first = {name: p.detach().clone() for name, p in resident.model(config).named_parameters()}
     state = prepare(resident, config, Plan(samples=160, window_s=0.0))
-    for _ in train(state):
-        if state.samples >= 64:
-            break
+    heard(state, lambda _: state.samples >= 64)
     moved = {name for name, p in state.model.named_parameters() if not torch.equal(p, first[name])}
     assert moved == {name for name in first if not name.startswith("head.")}
 
 
 def test_both_phases_learn(config: Config) -> None:
     state = prepare(Resident(Signals()), config.with_knobs(micro_batch_size=16), Plan(samples=800, milestones=(800,)))
-    (last,) = [event.values["accuracy"] for event in train(state) if hasattr(event, "values")]
+    (last,) = [event.values["accuracy"] for event in heard(state) if hasattr(event, "values")]
     assert last >= 10 / 12  # the recordings of one step of a and c look alike
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.fakes import heard
 from trainables.data.errors import DataError
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
@@ -102,7 +103,7 @@ def test_frames_follow_the_data_unless_they_are_given(tmp_path: Path, options: d
 def test_every_kind_learns_what_can_be_known(options: dict[str, Any], resident: Resident, kind: str) -> None:
     asked = config(options, architecture=kind)
     state = prepare(resident, asked, Plan(samples=2000, milestones=(2000,)))
-    (result,) = [event for event in train(state) if isinstance(event, Evaluation)]
+    (result,) = [event for event in heard(state) if isinstance(event, Evaluation)]
     assert result.values["accuracy"] > 0.78
 
 
@@ -127,7 +128,7 @@ def test_blocks_can_be_recomputed(options: dict[str, Any], resident: Resident, k
     for recompute in (False, True):
         asked = config(options, architecture=kind, activation_checkpointing=recompute)
         state = prepare(resident, asked, Plan(samples=64))
-        list(train(state))
+        train(state)
         weights.append([p.detach().clone() for p in state.model.parameters()])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*weights, strict=True))
     assert len(blocks(resident.workload, state.model)) == (3 if kind == "lstm" else 2)

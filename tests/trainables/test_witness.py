@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from tests.fakes import Lines, Noisy, Sums
+from tests.fakes import Lines, Noisy, Sums, heard
 from trainables import loop, precision
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
@@ -92,7 +92,7 @@ def active(workload: Workload, device: str = "cpu", **knobs: object) -> dict[str
     """Returns what the first step of a run of two steps was seen to run."""
     config = Config(Knobs.of({**SMALL, **knobs}, EVERY), device=device)
     state = prepare(Resident(workload), config, Plan(samples=2 * config.knobs.batch_size, window_s=0.0))
-    list(train(state))
+    train(state)
     assert state.witness is None
     assert json.loads(json.dumps(state.active)) == state.active
     return state.active
@@ -186,7 +186,7 @@ def test_a_cache_in_ram_reads_every_sample_once() -> None:
     for cached in (False, True):
         Counting.reads = 0
         state = prepare(Resident(Counted()), Config(Knobs.of({**SMALL, "ram_cache": cached}, EVERY)), Plan(samples=192))
-        list(train(state))
+        train(state)
         assert state.active["samples_in_ram"] is cached
         reads[cached] = Counting.reads
     assert reads == {False: 192, True: 64}  # three epochs
@@ -196,7 +196,7 @@ def test_a_cache_in_ram_reads_every_sample_once() -> None:
 def test_a_compiled_run_is_warm_after_its_second_step() -> None:
     config = Config(Knobs.of({**SMALL, "compile": "default"}, EVERY))
     state = prepare(Resident(Sums()), config, Plan(samples=64, window_s=0.0))
-    windows = [w for w in train(state) if isinstance(w, Window)]
+    windows = [w for w in heard(state) if isinstance(w, Window)]
     assert [w.steps for w in windows] == [2, 1, 1, 1, 1, 1, 1]
     assert state.active["compiled_graphs"] >= 1
 
@@ -208,7 +208,7 @@ def test_a_capped_run_on_the_cpu_is_seen_not_to_be_compiled(monkeypatch: pytest.
     for cap_bytes in (None, 1 << 40):
         plan = Plan(samples=32, cap_bytes=cap_bytes)
         state = prepare(Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"}, EVERY)), plan)
-        list(train(state))
+        train(state)
         compiled[cap_bytes] = state.active["compiled_graphs"] > 0
     assert compiled == {None: True, 1 << 40: False}
 
@@ -216,7 +216,7 @@ def test_a_capped_run_on_the_cpu_is_seen_not_to_be_compiled(monkeypatch: pytest.
 def test_watching_changes_neither_weights_nor_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained() -> tuple[list[Tensor], int]:
         state = prepare(Resident(Pictures()), Config(Knobs.of({**SMALL, "dropout": 0.2}, EVERY)), Plan(samples=32))
-        list(train(state))
+        train(state)
         return [p.detach() for p in state.model.parameters()], state.peak_allocated_bytes
 
     (watched, bytes_watched) = trained()
@@ -231,7 +231,7 @@ def weights(device: str = "cpu", **knobs: object) -> list[Tensor]:
     """Returns the weights after four steps on the pictures."""
     config = Config(Knobs.of({**SMALL, **knobs}, EVERY), device=device)
     state = prepare(Resident(Pictures()), config, Plan(samples=4 * config.knobs.batch_size))
-    list(train(state))
+    train(state)
     return [p.detach().cpu() for p in state.model.parameters()]
 
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from trainables import batches
 from trainables.integrations import SECOND, expect_callback, refuse_resumed, refuse_twice
 from trainables.knobs import asked_by
-from trainables.own_count import Ended
 from trainables.own_run import Run
 from trainables.plan import steps_to
+from trainables.reports import Ended
 from trainables.workload import WorkloadError
 
 if "lightning.pytorch" in sys.modules:

@@ -18,9 +18,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trainables.integrations import SECOND, expect_callback, refuse_resumed, refuse_twice
 from trainables.knobs import asked_by
-from trainables.own_count import Ended
 from trainables.own_run import Run
 from trainables.plan import steps_to
+from trainables.reports import Ended
 from trainables.workload import LoopError, WorkloadError
 
 _ARGUMENTS_OFF = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}

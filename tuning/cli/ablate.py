@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     minutes = math.ceil(windows_s(budget, len(turns)) / 60)
     line(messages, f"{len(turns)} configurations, {asked.rounds} rounds, about {minutes} minutes")
     with Worker(setting) as profiler:
-        facts = profiler.describe(best)["device"]
+        facts = profiler.describe(best).device
         of = {"turns": turns, "device": facts, "window_s": asked.window}
         path = folder / ABLATION
         earlier = History(read(path)[0]).ablation if path.is_file() else None

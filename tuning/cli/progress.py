@@ -247,7 +247,7 @@ def _confirmed(run: History, config: StudyConfig, objective: str, asked: Asked) 
     configs = {name: one.config for name, one in searched.items()}
     configs |= {record.name: record.config for record in (*trainings, *windows) if record.config}
     again = [record.name for record in trainings]
-    if asked.method in ("begin", "advance"):
+    if asked.method == "trial":
         trains = next((name for name, knobs in configs.items() if dict(knobs) == dict(asked.knobs)), SYSTEM)
         configs.setdefault(trains, asked.knobs)
         again.append(trains)
@@ -260,7 +260,7 @@ def _confirmed(run: History, config: StudyConfig, objective: str, asked: Asked) 
         timed = [window for window in windows if window.name in labels]
         values = [value for record in trained if (value := record.values.get(objective)) is not None]
         speeds = [record.samples_per_s for record in timed or trained if record.samples_per_s]
-        runs = asked.method in ("begin", "advance", "window") and dict(asked.knobs) == dict(knobs)
+        runs = asked.method in ("trial", "window") and dict(asked.knobs) == dict(knobs)
         doing = "takes its turn" if asked.method == "window" else "trains"
         yield StageRow(
             name,

@@ -18,6 +18,7 @@ from safetensors.torch import save as save_tensors
 from trainables import checkpoint, loop, training
 from trainables.files import SHARED, write_whole
 from trainables.plan import Plan
+from trainables.reports import READY, Event
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
 from tuning.cli.live import TrainingBar
@@ -97,11 +98,9 @@ def train(job: TrainingJob, session: Session, messages: Console, signals: StopSi
     Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
     """
     state, out = _prepared(job, session, messages), job.command.out
-    with telling(job.best):
-        session.together(state)
     begun_at = state.samples
     with TrainingBar(messages, job.samples, state.samples) as bar:
-        windows, values = _run(job, state, signals, bar, messages)
+        windows, values = _run(job, session, state, signals, bar, messages)
     plain = session.table.defaults  # best.yaml holds every knob; one at its default asks for nothing
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
     for said in runtime_check.disagreements(asked, state.active, session.table):
@@ -118,7 +117,7 @@ def train(job: TrainingJob, session: Session, messages: Console, signals: StopSi
         "ended_early": state.has_ended,
         "seed": job.command.seed,
         "values": {name: finite(value) for name, value in values.items()},
-        "samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
+        "samples_per_s": speed(windows[1:] or windows).samples_per_s if windows else None,
         "train_s": sum(w.wall_s for w in windows),
         "peak_allocated_bytes": state.peak_allocated_bytes,
         "loss": finite(windows[-1].loss) if windows else None,
@@ -167,47 +166,57 @@ def _prepared(job: TrainingJob, session: Session, messages: Console) -> training
 
 
 def _run(
-    job: TrainingJob, state: training.AnyState, signals: StopSignals, bar: TrainingBar, messages: Console
+    job: TrainingJob,
+    session: Session,
+    state: training.AnyState,
+    signals: StopSignals,
+    bar: TrainingBar,
+    messages: Console,
 ) -> tuple[list[Window], dict[str, float]]:
     """Returns the windows and the last evaluation of training to the end; a signal ends it behind a whole window."""
-    windows: list[Window] = []
-    values: dict[str, float] = {}
-    command, of = job.command, f"of {job.samples} samples"
-    saved, keeps = time.monotonic(), isinstance(state, loop.State)
-    lost = "a loop of its own keeps no checkpoint"
-    signals.at_once, signals.go_on = False, command.go_on
+    windows, values, command, best = list[Window](), dict[str, float](), job.command, job.best
+    saved_at, has_begun = time.monotonic(), False
+    lost = "" if isinstance(state, loop.State) else "a loop of its own keeps no checkpoint"
+
+    def heard(event: Event) -> None:
+        nonlocal values, saved_at, has_begun, lost
+        if event == READY:
+            saved_at, has_begun = time.monotonic(), True
+            signals.at_once, signals.go_on = False, command.go_on
+        if isinstance(event, loop.Evaluation):
+            values = event.values
+        if not isinstance(event, Window):
+            return
+        windows.append(event)
+        bar.moved(state.samples, event.samples_per_s, event.loss)
+        due = time.monotonic() - saved_at >= command.checkpoint_s and state.samples < job.samples
+        if (due or signals.signum) and not lost and isinstance(state, loop.State):
+            try:
+                checkpoint.save(state, command.out, identity=job.identity, made_of=job.made_of)
+            except checkpoint.CheckpointError as error:
+                lost = str(error)
+                line(messages, f"note: trains without checkpoints: {lost}")
+            saved_at, signals.go_on = time.monotonic(), command.go_on
+        of = f"{state.samples} of {job.samples} samples"
+        if signals.signum and lost:
+            raise Interrupted(signals.signum, f"; {of} are lost, for {lost}", f"begin again with: {command.again}")
+        if signals.signum:
+            raise Interrupted(signals.signum, f"; saved at {of}", f"resume with: {command.go_on}")
+
     try:
-        for event in training.train(state):
-            if isinstance(event, loop.Evaluation):
-                values = event.values
-                continue
-            windows.append(event)
-            bar.moved(state.samples, event.samples_per_s, event.loss)
-            due = time.monotonic() - saved >= command.checkpoint_s and state.samples < job.samples
-            if (due or signals.signum) and keeps and isinstance(state, loop.State):
-                try:
-                    checkpoint.save(state, command.out, identity=job.identity, made_of=job.made_of)
-                except checkpoint.CheckpointError as error:
-                    keeps, lost = False, str(error)
-                    line(messages, f"note: trains without checkpoints: {lost}")
-                saved = time.monotonic()
-                signals.go_on = command.go_on
-            if signals.signum and keeps:
-                said = f"; saved at {state.samples} {of}"
-                raise Interrupted(signals.signum, said, f"resume with: {command.go_on}")
-            if signals.signum:
-                said = f"; {state.samples} {of} are lost, for {lost}"
-                raise Interrupted(signals.signum, said, f"begin again with: {command.again}")
+        session.run(state, heard)
         # Nothing was left to train where the checkpoint is of the last step.
         if not values and isinstance(state, loop.State):
             values = loop.evaluate(state, state.model).values
         return windows, values
+    except TuningError:
+        raise
     except Exception as error:  # whatever a user's code raises
         if signals.signum:  # it may be the signal's doing, as where a loader's worker has taken it
             last = "the last checkpoint stands" if checkpoint.exists(command.out) else "there is no checkpoint yet"
             said = f", and the step could not be finished ({type(error).__name__}); {last}"
             raise Interrupted(signals.signum, said, f"resume with: {command.go_on}") from error
-        raise error_of(error, job.best, command.go_on) from error
+        raise error_of(error, best, command.go_on if has_begun else "") from error
 
 
 @contextlib.contextmanager

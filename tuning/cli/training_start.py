@@ -16,7 +16,7 @@ from rich.console import Console
 
 from trainables import checkpoint, garbage, own_loop
 from trainables.batches import fork_workers, size_of
-from trainables.own_loop import OwnResident
+from trainables.own_count import OwnResident
 from trainables.source import source_hash
 from trainables.workload import WorkloadError
 from tuning.cli.signals import Interrupted, StopSignals
@@ -141,7 +141,7 @@ def _pass_samples(best: Best, session: Session) -> int:
     if not isinstance(session.resident, OwnResident):
         return size_of(session.contract.dataset(config, "train"))
     state = own_loop.prepare(session.resident, config, DRY_PLAN)
-    own_loop.end(state)
+    own_loop.train(state, lambda event: True)
     count = state.pass_samples
     del state
     garbage.collect()  # or what it held would be part of the training's peak

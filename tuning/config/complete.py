@@ -5,7 +5,7 @@ load -> `complete`, before anything is started -> `fit_to_workload`, once a proc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,23 +164,28 @@ def on_card(config: StudyConfig, card: Card) -> StudyConfig:
 # -- what is known once the workload is loaded ------------------------------------------------------------------------
 
 
-def fit_to_workload(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
-    """Returns the configuration as the loaded workload can run it; `facts` is what its process described.
+def fit_to_workload(
+    config: StudyConfig, train_samples: int, asked: Sequence[str] | None, seen: Mapping[str, int], *, averages: bool
+) -> StudyConfig:
+    """Returns the configuration as the loaded workload can run it, by what its process described.
 
-    A custom loop trains with the sizes of batches that it was seen to take, unless it asks for them. Batches larger
-    than the training data are left out, with a sentence in `dropped`. Raises ConfigError for a knob that was given a
-    value or a search and that the custom loop never asks for, and if no batch is left.
+    `asked` are the knobs that a custom loop asks for, None for any other workload; `averages` says whether its
+    gradients may be averaged over processes. It trains with the sizes of batches that were `seen`, unless it asks for
+    them. Batches larger than the training data are left out, with a sentence in `dropped`. Raises ConfigError for a
+    knob that was given a value or a search and that the custom loop never asks for, and if no batch is left.
     """
-    return _fit_batches(_fit_custom_loop(config, facts) if "asked" in facts else config, int(facts["train_samples"]))
+    if asked is not None:
+        config = _fit_custom_loop(config, set(asked), seen, averages=averages)
+    return _fit_batches(config, train_samples)
 
 
-def _fit_custom_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
-    if config.devices_per_trial > 1 and not facts.get("averages"):
+def _fit_custom_loop(config: StudyConfig, asked: set[str], seen: Mapping[str, int], *, averages: bool) -> StudyConfig:
+    if config.devices_per_trial > 1 and not averages:
         what = f"devices_per_trial={config.devices_per_trial}: train(run) steps by lines of its own"
         remedy = "step by run.backward(loss, optimizer), which averages gradients over processes, or leave it out"
         raise ConfigError(f"{what}, so each process would train a model of its own", remedy=remedy)
-    space, table, asked = config.space, config.space.table, set(facts["asked"])
-    pins = {name: size for name, size in facts["seen"].items() if name not in asked}
+    space, table = config.space, config.space.table
+    pins = {name: size for name, size in seen.items() if name not in asked}
     if "batch_size" in asked:
         pins.pop("micro_batch_size", None)  # it is the batch, as the file's space has it
     usual = {**table.defaults, **pins}

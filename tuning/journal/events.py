@@ -7,7 +7,7 @@ nothing: "", 0, None, False, an empty mapping. The moments `at_s` are seconds of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from trainables.knobs import Scalar
@@ -28,6 +28,11 @@ Curve = tuple[tuple[float, Values], ...]
 
 def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+def _floats(value: object) -> tuple[float, ...]:
+    found = map(finite, value) if isinstance(value, list | tuple) else ()
+    return tuple(each for each in found if each is not None)
 
 
 def _values(value: object) -> Values:
@@ -52,6 +57,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "float": lambda value: finite(value) or 0.0,
     "float | None": finite,
     "tuple[str, ...]": _texts,
+    "tuple[float, ...]": _floats,
     "tuple[str, ...] | None": lambda value: _texts(value) if isinstance(value, list | tuple) else None,
     "tuple[Facts, ...]": lambda value: tuple(map(mapping, value)) if isinstance(value, list | tuple) else (),
     "Mapping[str, str]": lambda value: {str(name): str(each) for name, each in mapping(value).items()},
@@ -108,29 +114,38 @@ def read_event(record: Record, at_s: float) -> Event:
 # -- of the study ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFacts:
+    """What is known of a workload once it is loaded: its device, its model, its data and code.
+
+    Of a custom loop: the knobs that it `asked` for, None for a workload that reads all; whether it sets a seed of its
+    own; and how many epochs it was tried for without a report.
+    """
+
+    workload_sha256: str = ""
+    data_sha256: str = ""
+    device: Facts = field(default_factory=dict)
+    parameters: Facts = field(default_factory=dict)
+    objectives: Objectives = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    train_samples: int = 0
+    val_samples: int | None = None
+    asked: tuple[str, ...] | None = None
+    reseeds: bool = False
+    silent_passes: int = 0
+
+
 @dataclass(frozen=True)
-class StudyRecord(Event, event="study"):
+class StudyRecord(WorkloadFacts, Event, event="study"):
     """The workload of a study, its knobs, machine, data and code; written again if the study learns more of it."""
 
     id: str
     schema: int | None
     workload: str
-    workload_sha256: str
-    data_sha256: str
     command: str
     versions: Mapping[str, str]
-    device: Facts
     card: Facts
     seed: int
-    parameters: Facts
-    objectives: Objectives
-    baselines: Mapping[str, Mapping[str, float]]
-    train_samples: int
-    val_samples: int | None
-    asked: tuple[str, ...] | None
-    """The knobs that a custom loop asks for, None for a workload that reads all."""
-    reseeds: bool
-    silent_passes: int
     horizon_samples: int | None
     concurrency: int | None
     threads: int | None
@@ -262,23 +277,89 @@ class RefusedRecord(Event, event="refused"):
 # -- what was measured -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class MeasuredRecord(Event):
-    """A worker's result for a configuration: `outcome` is one of `memory.oom.Outcome`, `message` why it failed.
+@dataclass(frozen=True, kw_only=True)
+class WorkerAnswer:
+    """How a worker's work ended: `outcome` is one of `memory.oom.Outcome`, `message` why it failed.
+
+    `fault` names the cause (`memory.oom.Fault`), `failed_at` is in Unix seconds, `wanted_bytes` would have been enough.
+    `retire` says why the process runs nothing else.
+    """
+
+    outcome: str
+    message: str = ""
+    fault: str = ""
+    failed_at: float = 0.0
+    wanted_bytes: int | None = None
+    traceback: str = ""
+    retire: str = ""
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(WorkerAnswer):
+    """A worker's measurement of a configuration, which was held to `cap_bytes`.
 
     `spans` and `telemetry` say where the time went, `active` what the first step ran (`trainables.witness`).
     """
 
+    samples_per_s: float | None = None
+    peak_allocated_bytes: int | None = None
+    cap_bytes: int | None = None
+    spans: Mapping[str, float] = field(default_factory=dict)
+    telemetry: Facts = field(default_factory=dict)
+    active: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed(Measurement):
+    """A speed that was measured: `windows` are its rates in samples/s, `end` says why it was not measured longer.
+
+    `pass_s` is what the beginning of an epoch of `pass_samples` takes; `others_cpu_frac` is the share of the cores that
+    other programs took.
+    """
+
+    windows: tuple[float, ...] = ()
+    micro_step_s: float | None = None
+    optimizer_step_s: float | None = None
+    pass_s: float = 0.0
+    pass_samples: int = 0
+    others_cpu_frac: float | None = None
+    end: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(Measurement):
+    """A training, to its end or up to now; `held_bytes` are left in its process, `node` is that of a cluster."""
+
+    values: Values = field(default_factory=dict)
+    samples: int | None = None
+    measured_samples_per_s: float | None = None
+    train_s: float = 0.0
+    evaluate_s: float = 0.0
+    setup_s: float = 0.0
+    first_step_at: float = 0.0
+    last_step_at: float = 0.0
+    has_ended: bool = False
+    remark: str = ""
+    held_bytes: int | None = None
+    node: str = ""
+
+
+def known_fields(of: WorkerAnswer, kind: type[WorkerAnswer | WorkloadFacts] | None = None) -> dict[str, Any]:
+    """Returns by name the fields of an answer, or those that a kind of answer has; defaults are left out."""
+    found = {}
+    for one in fields(kind or type(of)):
+        usual = one.default_factory() if one.default_factory is not MISSING else one.default
+        if (value := getattr(of, one.name)) != usual:
+            found[one.name] = value
+    return found
+
+
+@dataclass(frozen=True)
+class MeasuredRecord(Measurement, Event):
+    """What was measured of a configuration."""
+
     config: Config
-    outcome: str
-    message: str
-    samples_per_s: float | None
-    peak_allocated_bytes: int | None
-    cap_bytes: int | None
-    spans: Mapping[str, float]
-    telemetry: Facts
-    active: Facts
-    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -289,35 +370,23 @@ class NamedRecord(MeasuredRecord):
 
 
 @dataclass(frozen=True)
-class ProbeRecord(NamedRecord, event="probe"):
+class ProbeRecord(Timed, NamedRecord, event="probe"):
     """A probe; `name` is "" unless it is of a named configuration."""
-
-    micro_step_s: float | None
-    optimizer_step_s: float | None
-    pass_s: float
-    pass_samples: int
-    others_cpu_frac: float | None
 
 
 @dataclass(frozen=True)
-class WindowRecord(NamedRecord, event="window"):
+class WindowRecord(Timed, NamedRecord, event="window"):
     """A window in a round, in which all took turns."""
 
     round: int
 
 
 @dataclass(frozen=True)
-class ConfirmedRecord(NamedRecord, event="confirmed"):
+class ConfirmedRecord(Trained, NamedRecord, event="confirmed"):
     """A training on a fresh seed."""
 
     seed: int
-    values: Values
     curve: Curve
-    samples: int | None
-    train_s: float
-    setup_s: float
-    evaluate_s: float
-    has_ended: bool
 
     @property
     def is_ok(self) -> bool:
@@ -352,25 +421,13 @@ class RungRecord(Event, event="rung"):
 
 
 @dataclass(frozen=True)
-class TrialRecord(MeasuredRecord, event="trial"):
+class TrialRecord(Trained, MeasuredRecord, event="trial"):
     """How a trial ended. `samples_per_s` is the speed that it was judged by, mostly its probe's."""
 
     trial: str
-    values: Values
     stopped_at: int | None
     reason: str
     seed: int | None
-    samples: int | None
-    measured_samples_per_s: float | None
-    train_s: float
-    evaluate_s: float
-    setup_s: float
-    first_step_at: float
-    last_step_at: float
-    has_ended: bool
-    remark: str
-    fault: str
-    wanted_bytes: int | None
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainables.knobs import Scalar
 from tuning.config.space import Choice, Space
-from tuning.journal.events import FootprintRecord, NoteRecord
+from tuning.journal.events import FootprintRecord, NoteRecord, Pairs, WorkerAnswer
 from tuning.journal.records import Journal
 from tuning.journal.run import History
 from tuning.memory.groups import (
@@ -26,7 +27,7 @@ from tuning.memory.groups import (
 )
 from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
-from tuning.memory.profile import MemoryProfile, floor_of
+from tuning.memory.profile import MemoryProfile
 
 CHECKPOINTING = "activation_checkpointing"
 FIRST = (2, 8)
@@ -53,13 +54,29 @@ PredictGroups = Callable[[Sequence[Group]], Sequence[Prediction]]
 """Predicts configurations without running them, one prediction for each."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Footprint(WorkerAnswer):
+    """The memory of a configuration: `measured` are pairs of a micro-batch and peak bytes, `measured_alone` those of
+    batches of one micro-step; `message` is of the first that did not fit.
+    """
+
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    measured: Pairs = ()
+    measured_alone: Pairs = ()
+
+    @property
+    def floor_bytes(self) -> int:
+        """Returns the floor of a profile: what is alive at every moment of training."""
+        return self.parameter_bytes + self.optimizer_bytes
+
+
 class Footprints(Protocol):
     """Measures the memory of a configuration."""
 
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns `parameter_bytes` and `optimizer_bytes`, what was `measured` as (micro-batch, peak bytes), and so
-        `measured_alone` of batches of one micro-step, and the `message` of the first that did not fit.
-        """
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
+        """Returns what was measured of these micro-batches, up to the first that did not fit."""
         ...
 
 
@@ -142,7 +159,7 @@ class MemoryStage:
             return False
         found = self._profiler.footprint(self._knobs(group), self._first[:1])
         profile = functools.partial(
-            MemoryProfile.from_peaks, peaks, prediction.confidence, cuda=self._cuda, floor_bytes=floor_of(found)
+            MemoryProfile.from_peaks, peaks, prediction.confidence, cuda=self._cuda, floor_bytes=found.floor_bytes
         )
         several, alone = profile(), profile(alone=True)
         self._write(group, several, found, alone, notes=list(prediction.notes))
@@ -161,31 +178,30 @@ class MemoryStage:
         if self._cap_bytes is not None and without.capacity(self._sizes[-1]) * STEEPER > self._cap_bytes:
             return False
         bound = dataclasses.replace(without, source="bound")
-        self._write(group, bound, {"measured": [], "measured_alone": [], "message": ""}, alone(footprint))
+        self._write(group, bound, Footprint(outcome=str(Outcome.OK)), alone(footprint))
         return True
 
     def _measure(self, group: Group, sizes: Sequence[int]) -> bool:
         """Writes the line through what was measured of the group before and now; returns whether there was anything."""
         found = self._profiler.footprint(self._knobs(group), sizes)
-        if found.get("outcome") in NOTHING:
+        if found.outcome in NOTHING:
             return False
         before = _latest(self._journal.run, group)
-        measured = [*(before.measured if before else ()), *found["measured"]]
+        measured = [*(before.measured if before else ()), *found.measured]
         if not measured:  # not even the smallest fits: its need is at least the cap, which says nothing of less than it
             one = self._profiler.footprint(self._knobs(group), (1,)) if sizes[0] > 1 else found
-            if one.get("outcome") in NOTHING:
+            if one.outcome in NOTHING:
                 return False
-            less = one["measured"]
-            measured = [*less, (sizes[0] if less else 1, (self._cap_bytes or 0) + 1)]
-        pairs = [(int(m), int(b)) for m, b in measured]
-        own = [*(before.measured_alone if before else ()), *found["measured_alone"]]
-        bare = [(int(m), int(b)) for m, b in own]
-        line = functools.partial(MemoryProfile.from_measured, floor_of(found), spare=CUDA_SPARE if self._cuda else 1.0)
+            measured = [*one.measured, (sizes[0] if one.measured else 1, (self._cap_bytes or 0) + 1)]
+        pairs = [(m, b) for m, b in measured]
+        bare = [(m, b) for m, b in (*(before.measured_alone if before else ()), *found.measured_alone)]
+        spare = CUDA_SPARE if self._cuda else 1.0
+        line = functools.partial(MemoryProfile.from_measured, found.floor_bytes, spare=spare)
         more = {"failed": before.failed} if before and before.failed else {}
-        if before and len(found["measured"]) < len(sizes):
-            more["failed"] = {"micro_batch": sizes[len(found["measured"])], "cap_bytes": self._cap_bytes}
-        raw = {**found, "measured": pairs, "measured_alone": bare}
-        self._write(group, line(pairs), raw, line(bare) if bare else None, **more)
+        if before and len(found.measured) < len(sizes):
+            more["failed"] = {"micro_batch": sizes[len(found.measured)], "cap_bytes": self._cap_bytes}
+        both = dataclasses.replace(found, measured=tuple(pairs), measured_alone=tuple(bare))
+        self._write(group, line(pairs), both, line(bare) if bare else None, **more)
         return True
 
     def _further(self, group: Group) -> int | None:
@@ -217,10 +233,10 @@ class MemoryStage:
         return {**defaults(self._space), **group}
 
     def _write(
-        self, group: Group, found: MemoryProfile, raw: Mapping[str, Any], alone: MemoryProfile | None, **more: Any
+        self, group: Group, found: MemoryProfile, raw: Footprint, alone: MemoryProfile | None, **more: Any
     ) -> None:
         """Writes what was found of a group, and of its batches of one micro-step where that is known."""
-        kept = {name: raw[name] for name in ("measured", "measured_alone", "message")}
+        kept: dict[str, Any] = {n: getattr(raw, n) for n in ("measured", "measured_alone", "message")}
         if alone is not None:
             kept["points_alone"] = alone.as_raw()["points"]
         self._journal.append(FootprintRecord, coupling=dict(group), **found.as_raw(), **kept, **more)

@@ -176,7 +176,7 @@ def _of_one(error: BaseException) -> Fault | None:
     types = {(t.__module__.split(".")[0], t.__name__) for t in type(error).__mro__}
     names = {name for _, name in types}
     if "RankFailed" in names:  # of another process of the trial, which says what it was
-        return _NAMED.get(str(getattr(error, "found", {}).get("fault", "")))
+        return _NAMED.get(str(getattr(getattr(error, "found", None), "fault", "")))
     if "CacheTooLarge" in names:  # no smaller micro-batch makes it smaller
         return CACHE
     if isinstance(error, MemoryError):  # NumPy's own is one

@@ -143,11 +143,6 @@ class MemoryProfile:
         return max(floor, value(first) - slope * first.micro_batch)
 
 
-def floor_of(measured: Mapping[str, Any]) -> int:
-    """Returns the floor of a profile, of what a worker's `footprint` measured."""
-    return int(measured["parameter_bytes"]) + int(measured["optimizer_bytes"])
-
-
 def interpolated(values: Mapping[int, float], micro_batch: int) -> float:
     """Returns the value at a micro-batch: on the line between two, that of the nearest beyond them, 1 without any."""
     if not values:

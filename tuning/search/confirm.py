@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trainables.knobs import KnobTable, Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
-from tuning.journal.events import ConfirmedRecord, NoteRecord, WindowRecord
+from tuning.journal.events import ConfirmedRecord, NoteRecord, Trained, WindowRecord, known_fields
 from tuning.journal.records import Journal
 from tuning.journal.run import History
 from tuning.memory.groups import batch_size_of
@@ -301,23 +301,9 @@ class _Trainings:
     def _train(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> ConfirmedRecord:
         journal, samples = self._journal, self._terms.samples
         found = self._profiler.train(knobs, samples, self._milestones(), seed, left_s)
-        again = journal.append(
-            ConfirmedRecord,
-            name=name,
-            config=dict(found.get("knobs", knobs)),
-            seed=seed,
-            outcome=found["outcome"],
-            message=found["message"],
-            values=found["values"],
-            curve=found.get("curve", []),
-            samples=found["samples"],
-            samples_per_s=found["measured_samples_per_s"],
-            train_s=found["train_s"],
-            setup_s=found.get("setup_s", 0.0),
-            evaluate_s=found["evaluate_s"],
-            peak_allocated_bytes=found["peak_allocated_bytes"],
-            **{n: found[n] for n in ("spans", "telemetry", "active", "has_ended") if n in found},
-        )
+        config, measured = dict(found.knobs or knobs), known_fields(found, Trained)
+        measured |= {"values": found.values, "curve": found.curve, "samples_per_s": found.measured_samples_per_s}
+        again = journal.append(ConfirmedRecord, name=name, config=config, seed=seed, **measured)
         self._told(again)
         return again
 
@@ -386,8 +372,9 @@ def measure_windows(
         for name in names[turn:] + names[:turn]:
             if (name, number) not in have:
                 found = profiler.window(named[name], window_s, seed=number)
-                took_s += float(found.get("wall_s") or 0.0)
-                told(journal.append(WindowRecord, name=name, round=number, config=dict(named[name]), **found))
+                took_s += found.wall_s
+                config, measured = dict(named[name]), known_fields(found)
+                told(journal.append(WindowRecord, name=name, round=number, config=config, **measured))
         round_s = took_s or round_s
 
 
@@ -414,12 +401,12 @@ def _warmed(
             told(journal.append(NoteRecord, text=f"{text}: a larger search.max_time has it"))
             continue
         found = profiler.window(knobs, 0.0, seed=seed)
-        if (outcome := found.get("outcome", Outcome.OK)) != Outcome.OK:
-            said = str(found.get("message") or "").partition("\n")[0][:160]
-            text = f"{name} is not measured in turns: {outcome}{f': {said}' * bool(said)}"
+        if found.outcome != Outcome.OK:
+            said = found.message.partition("\n")[0][:160]
+            text = f"{name} is not measured in turns: {found.outcome}{f': {said}' * bool(said)}"
             told(journal.append(NoteRecord, text=text))
             continue
-        costs_s[name] = float(found.get("wall_s") or 0.0)
+        costs_s[name] = found.wall_s
     return costs_s
 
 

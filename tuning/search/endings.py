@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trainables.knobs import Scalar
 from tuning.journal.events import OomRecord, RefusedRecord, RestartRecord, TrialRecord
@@ -14,17 +13,13 @@ from tuning.journal.records import Journal
 from tuning.memory.groups import learn, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import CRASHED, UNDEFINED, Outcome
+from tuning.search.protocols import TrialState
 from tuning.search.pruner import Rung
 from tuning.search.rule import Rule
 from tuning.search.sampler import Observation
 from tuning.search.throughput import SAMPLES_PER_S
 
 OVER_MEMORY = (Outcome.OOM, Outcome.HOST_OOM, Outcome.REFUSED)
-_KEPT = (
-    "samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at",
-    "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active", "has_ended",
-    "remark", "cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire", "node",
-)  # fmt: skip
 
 
 class Qualities:
@@ -81,11 +76,6 @@ class Qualities:
         return max(self._at_rungs.get(trial, {}), default=None)
 
 
-def measured(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a trial's record keeps of a worker's result beside its outcome and its values."""
-    return {name: found[name] for name in _KEPT if name in found}
-
-
 @dataclass
 class Live:
     """A trial that runs: its knobs, and after how many samples, or why, it was stopped or ruled out."""
@@ -112,17 +102,13 @@ def others_alike(end: TrialRecord) -> bool | None:
     return True if end.fault == UNDEFINED.name and not is_fp16 else None
 
 
-def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns why a trial began again, with other system knobs or in more room, as far as it is known."""
-    return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
-
-
-def begun_again(journal: Journal, guard: MemoryGuard, trial: str, found: Mapping[str, Any]) -> None:
-    """Writes with which system knobs a trial failed before it began again, and teaches the guard."""
-    for failed in found.get("ooms", []):
-        learn(guard, journal.append(OomRecord, trial=trial, config=failed["knobs"], **_why(failed)))
-    for failed in found.get("restarts", []):
-        journal.append(RestartRecord, trial=trial, config=failed["knobs"], **_why(failed))
+def begun_again(journal: Journal, guard: MemoryGuard, trial: str, failed: TrialState, *, is_oom: bool) -> None:
+    """Writes with which knobs a trial failed before it began again; teaches the guard if it ran out of memory."""
+    why = {n: getattr(failed, n) for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes")}
+    kind = OomRecord if is_oom else RestartRecord
+    record = journal.append(kind, trial=trial, config=dict(failed.knobs), **why)
+    if is_oom:
+        learn(guard, record)
 
 
 def observation(

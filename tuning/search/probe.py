@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from trainables.knobs import Scalar
 from tuning.config.schema import ProbeSection, StudyConfig
 from tuning.config.space import Choice, Range, Space
-from tuning.journal.events import ProbeRecord, RefusedRecord
+from tuning.journal.events import ProbeRecord, RefusedRecord, known_fields
 from tuning.journal.records import Journal
 from tuning.journal.run import History
 from tuning.memory.groups import batch_size_of, defaults, fits, learn, micro_batch_of, need_of, refused, uncut
@@ -180,8 +180,8 @@ class ProbeStage:
         fastest = max((rate for p in peers if (rate := p.at_batch_size(size)) is not None), default=0.0)
         p_oom = self._judged(knobs).p_oom
         found = self._profiler.probe(knobs, time_s, 0.0 if name else fastest)
-        found = {"cap_bytes": self._guard.cap_bytes, **found}
-        record = self._journal.append(ProbeRecord, name=name, config=knobs, p_oom=p_oom, **found)
+        measured = {"cap_bytes": self._guard.cap_bytes, **known_fields(found)}
+        record = self._journal.append(ProbeRecord, name=name, config=knobs, p_oom=p_oom, **measured)
         learn(self._guard, record)
         return record
 

@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from trainables.knobs import Scalar
-from tuning.journal.events import Event
+from tuning.journal.events import Config, Event, Timed, Trained, Values
 from tuning.memory.measure import Footprints
 
 Told = Callable[[Event], None]
 """Hears each event as it is written."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrialState(Trained):
+    """A trial as its worker tells of it: at a rung, which has `values`, between two rungs, or `done`.
+
+    `knobs` are those that it trains with; `retries` is how earlier attempts ended, whose knobs took too much. `curve`
+    has the seconds of training, the samples and the values of each milestone so far. `own_bytes` of `held_bytes` are
+    the model's. `decisions` are pairs of an event and its reason: what became of the process. If `fatal` says why no
+    process here can load the workload any more, one of another machine may if it is so `elsewhere`.
+    """
+
+    knobs: Config = field(default_factory=dict)
+    samples: int = 0
+    done: bool = False
+    retries: tuple[TrialState, ...] = ()
+    curve: tuple[tuple[float, int, Values], ...] = ()
+    own_bytes: int = 0
+    pid: int = 0
+    decisions: tuple[tuple[str, str], ...] = ()
+    fatal: str = ""
+    elsewhere: bool = False
+
+
 class Probes(Protocol):
     """Times a configuration."""
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
         """Returns the speed of the knobs, in samples a second, measured for `time_s`; less where it cannot win."""
         ...
 
 
 class Profiler(Footprints, Probes, Protocol):
-    """One warm process that has the device to itself; every method returns plain values (`workers.session`)."""
+    """One warm process that has the device to itself; `workers.session` says what it does."""
 
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
         """Returns the speed of a configuration for one window, a moment."""
         ...
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
-    ) -> dict[str, Any]:
+    ) -> TrialState:
         """Returns the result of training on `samples` samples; its outcome is `cut` where `left_s` was over."""
         ...
 
@@ -54,20 +76,20 @@ class Scheduler(Protocol):
         """Returns the next trial; None when there will be no more."""
         ...
 
-    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+    def at_rung(self, trial: str, state: TrialState) -> bool:
         """Returns whether the trial goes on after this rung."""
         ...
 
-    def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Returns whether a trial goes on between rungs, or begins after it waited: `result` is then empty."""
+    def goes_on(self, trial: str, state: TrialState | None = None) -> bool:
+        """Returns whether a trial goes on between rungs, or begins after it waited: it has no state then."""
         ...
 
-    def widened(self, trial: str, result: Mapping[str, Any]) -> None:
+    def widened(self, trial: str, state: TrialState) -> None:
         """Takes that a trial ran out of memory in its slot, and begins again with a device to itself."""
         ...
 
-    def ended(self, trial: str, result: Mapping[str, Any]) -> None:
-        """Takes the last result of a trial."""
+    def ended(self, trial: str, state: TrialState) -> None:
+        """Takes the last state of a trial."""
         ...
 
     def decided(self, event: str, trial: str, reason: str) -> None:

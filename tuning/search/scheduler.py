@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -9,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from trainables.knobs import Scalar
 from tuning.config.choices import PrunerName, SamplerName, Strategy
@@ -23,7 +24,7 @@ from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome, others_would_crash
 from tuning.search import endings
 from tuning.search.proposals import LEAST_WORTH, Candidate, Known, Proposals, Seen
-from tuning.search.protocols import Told, TrialPlan, TrialRequest
+from tuning.search.protocols import Told, TrialPlan, TrialRequest, TrialState
 from tuning.search.pruner import RULES, Decision
 from tuning.search.rule import Rule
 from tuning.search.sampler import Observation, Proposal, Sampler
@@ -169,7 +170,7 @@ class TrialScheduler:
             self._told(gone)
         return None
 
-    def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
+    def goes_on(self, trial: str, state: TrialState | None = None) -> bool:
         """Returns whether a trial that runs, or is about to, has time left and is still judged to fit.
 
         A trial that has seen the whole training split has met the longest samples, and is not judged again.
@@ -177,26 +178,26 @@ class TrialScheduler:
         live = self._live.get(trial)
         if live is None:
             return True
-        samples = int(result.get("samples") or 0)
+        samples = state.samples if state else 0
         if self._time_is_up():
             live.stopped_at, live.reason = samples, OUT_OF_TIME
             return False
         if samples >= self._once_through:
             return True
-        verdict = self._judged(result.get("knobs") or live.knobs)
+        verdict = self._judged((state.knobs if state else {}) or live.knobs)
         if verdict.action == "launch":
             return True
         live.is_ruled_out, live.reason = True, f"ruled out by what was learned since it began: {verdict.reason}"
         return False
 
-    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+    def at_rung(self, trial: str, state: TrialState) -> bool:
         """Returns whether the trial goes on; the rung is written first."""
-        samples, values, live = int(result["samples"]), dict(result["values"]), self._live[trial]
-        measured = result.get("measured_samples_per_s")
+        samples, values, live = state.samples, dict(state.values), self._live[trial]
+        measured = state.measured_samples_per_s
         rate = self._speeds.judged(live.knobs, measured) or 0.0
         milestone = max(m for m in self._plan.milestones if m <= samples)
         self._crashes = None
-        is_early = self._is_early(result)
+        is_early = self._is_early(state)
         if not is_early:
             self._qualities.rung(trial, milestone, values.get(self._objective))
         decision = self._judge_at(milestone, trial, is_early=is_early)
@@ -211,7 +212,7 @@ class TrialScheduler:
         if not decision.go_on:
             live.stopped_at, live.reason = samples, decision.reason
         self._told(record)
-        return decision.go_on and self.goes_on(trial, result)
+        return decision.go_on and self.goes_on(trial, state)
 
     def _judge_at(self, milestone: int, trial: str, *, is_early: bool) -> Decision:
         """Returns whether a trial goes on from a rung, by the rule that `search.pruner` names."""
@@ -224,42 +225,46 @@ class TrialScheduler:
     def _rule(self) -> Rule:
         return rule_of(self._run) or self._default_rule
 
-    def _is_early(self, result: Mapping[str, Any]) -> bool:
+    def _is_early(self, state: TrialState) -> bool:
         """Returns whether the last of several phases has not begun at a rung: what is judged is what it trains."""
-        *earlier, _ = ((result.get("active") or {}).get("phases") or {"": 1.0}).values()
+        *earlier, _ = (state.active.get("phases") or {"": 1.0}).values()
         if not earlier:
             return False
-        begun = result["samples"] - batch_size_of(result["knobs"])  # where its last batch has: it has one phase
+        begun = state.samples - batch_size_of(state.knobs)  # where its last batch has: it has one phase
         return bool(begun < sum(earlier) * self._plan.samples)
 
-    def widened(self, trial: str, result: Mapping[str, Any]) -> None:
+    def widened(self, trial: str, state: TrialState) -> None:
         """Writes that a slot was too small, and teaches the guard: trials like it have a device to themselves.
 
         Nothing is taught where the trial needed less than its slot, as on a card that others have filled.
         """
-        knobs = dict(result.get("knobs") or self._live[trial].knobs)
-        needed_more = (result.get("wanted_bytes") or 0) > (result.get("cap_bytes") or math.inf)
-        kind = "ooms" if result["outcome"] == Outcome.OOM and needed_more else "restarts"
-        endings.begun_again(self._journal, self._guard, trial, {kind: [{**result, "knobs": knobs}]})
-        slot_mib = (result.get("cap_bytes") or 0) / 2**20
+        failed = dataclasses.replace(state, knobs=state.knobs or self._live[trial].knobs)
+        needed_more = (state.wanted_bytes or 0) > (state.cap_bytes or math.inf)
+        is_oom = state.outcome == Outcome.OOM and needed_more
+        endings.begun_again(self._journal, self._guard, trial, failed, is_oom=is_oom)
+        slot_mib = (state.cap_bytes or 0) / 2**20
         self.decided("widened", trial, f"it needs more than its slot of {slot_mib:.0f} MiB, and begins alone")
 
-    def ended(self, trial: str, result: Mapping[str, Any]) -> None:
+    def ended(self, trial: str, state: TrialState) -> None:
         """Writes the ending, then teaches sampler and guard."""
         live = self._live.pop(trial, endings.Live({}))
-        endings.begun_again(self._journal, self._guard, trial, result)
-        knobs = dict(result.get("knobs") or live.knobs)
+        for failed in state.retries:
+            endings.begun_again(self._journal, self._guard, trial, failed, is_oom=failed.outcome == Outcome.OOM)
+        knobs = dict(state.knobs or live.knobs)
+        measured = {
+            **events.known_fields(state, events.Trained),
+            "outcome": live.outcome(state.outcome),
+            "values": dict(state.values),
+            "samples_per_s": self._speeds.judged(knobs, state.measured_samples_per_s),
+        }
         end = self._journal.append(
             events.TrialRecord,
             trial=trial,
             config=knobs,
-            outcome=live.outcome(str(result["outcome"])),
             stopped_at=live.stopped_at,
             reason=live.reason,
-            values=dict(result["values"]),
-            samples_per_s=self._speeds.judged(knobs, result.get("measured_samples_per_s")),
             seed=self._terms.seed,
-            **endings.measured(result),
+            **measured,
         )
         learn(self._guard, end, whole=self._whole_peaks)
         alike = endings.others_alike(end)

@@ -6,6 +6,7 @@ import os
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tuning.config.resolve import from_resolved, option_fault, resolved, workloa
 from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Space, largest, shown
-from tuning.journal.events import StudyRecord
+from tuning.journal.events import StudyRecord, WorkloadFacts, known_fields
 from tuning.journal.records import read
 from tuning.journal.run import History
 from tuning.journal.runs import JOURNAL, JOURNAL_SCHEMA, LAST, changes, find_run, known_runs, require_known, versions
@@ -28,7 +29,7 @@ from tuning.memory.groups import defaults
 from tuning.workers import doctor, executors, machine, nvml, slots
 from tuning.workers.own_workload import declared
 from tuning.workers.worker import Worker
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker_config import Description, WorkerConfig
 
 FEW_VALIDATION = 50
 """Below so many validation samples a study says that their quality tells little."""
@@ -152,7 +153,7 @@ def reopens(config: StudyConfig, study: StudyRecord) -> list[str]:
     return [name for name in ("search", "pick") if getattr(config, name) != getattr(before, name)]
 
 
-def describe_workload(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+def describe_workload(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> Description:
     """Returns what the worker knows of device and workload, the untrained model among the baselines.
 
     Raises ConfigError if an option or data are wrong.
@@ -164,11 +165,11 @@ def describe_workload(profiler: Worker, options: Mapping[str, Any], knobs: Mappi
         if not said:
             raise
         raise option_fault(said, options) from error
-    for split, count in (("training", facts["train_samples"]), ("validation", facts["val_samples"])):
+    for split, count in (("training", facts.train_samples), ("validation", facts.val_samples)):
         if count is not None and count < 1:
             raise ConfigError(f"the {split} split of the workload is empty", remedy="other data, or more of it")
-    reached = profiler.sanity_check(knobs)["untrained"] or facts.pop("untrained", {})
-    return {**facts, "baselines": {**facts["baselines"], **({UNTRAINED: reached} if reached else {})}}
+    reached = profiler.sanity_check(knobs).values or facts.untrained
+    return replace(facts, baselines={**facts.baselines, **({UNTRAINED: reached} if reached else {})})
 
 
 def cautions(config: StudyConfig, study: StudyRecord) -> Iterator[str]:
@@ -270,42 +271,34 @@ def _refuse_taken(config: StudyConfig, folder: Path) -> None:
         raise ConfigError(f"name={folder.name}: {taken} exists", remedy=f"resume={folder.name}, or another name")
 
 
-def differences(study: StudyRecord, facts: Mapping[str, Any], setting: WorkerConfig) -> list[str]:
+def differences(study: StudyRecord, facts: Description, setting: WorkerConfig) -> list[str]:
     """Returns how machine, data and code differ from the study's beginning, as far as its record has them, in words."""
-    here, now = facts["device"], versions()
+    here, now = facts.device, versions()
     pairs: list[tuple[str, Any, Any]] = [
         *((name, study.versions.get(name), now.get(name)) for name in ("cardtune", "torch")),
         *((f"device {n}", study.device.get(n), here.get(n)) for n in ("type", "name", "memory_bytes", "cores")),
         ("threads", study.threads, setting.threads),
         ("cap_bytes", study.cap_bytes, setting.cap_bytes),
-        ("data", study.data_sha256, facts.get("data_sha256")),
-        ("the workload's source", study.workload_sha256, facts.get("workload_sha256")),
+        ("data", study.data_sha256, facts.data_sha256),
+        ("the workload's source", study.workload_sha256, facts.workload_sha256),
     ]
     return changes(pairs)
 
 
-def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerConfig, run_id: str) -> dict[str, Any]:
+def study_fields(config: StudyConfig, facts: Description, setting: WorkerConfig, run_id: str) -> dict[str, Any]:
     """Returns the fields of the `study` record: what is run, with which knobs, where, on what data and code."""
     card = config.card
-    virtual = card.emulated_on(int(facts["device"]["memory_bytes"]) if card.device == "cuda" else None)
+    virtual = card.emulated_on(int(facts.device["memory_bytes"]) if card.device == "cuda" else None)
     return {
         "id": run_id,
         "schema": JOURNAL_SCHEMA,
         "workload": config.workload.ref,
-        "workload_sha256": facts["workload_sha256"],
-        "data_sha256": facts.get("data_sha256", ""),
         "command": command_of(config),
         "versions": versions(),
-        "device": facts["device"],
         "card": {"name": card.name, "cap_bytes": card.cap_bytes, "virtual": virtual},
         "seed": config.search.seed,
-        "parameters": facts.get("parameters", {}),
-        "objectives": facts["objectives"],
-        "baselines": facts["baselines"],
-        "train_samples": facts["train_samples"],
-        "val_samples": facts["val_samples"],
-        **{name: facts[name] for name in ("asked", "reseeds", "silent_passes") if name in facts},
-        "horizon_samples": _horizon(config, int(facts["train_samples"])),
+        **known_fields(facts, WorkloadFacts),
+        "horizon_samples": _horizon(config, facts.train_samples),
         "concurrency": concurrency(config),
         "threads": setting.threads,
         "knobs": config.space.table.as_raw(),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from trainables.knobs import KnobTable, Scalar
 from tuning.cli.terminal import Terminal
@@ -58,7 +58,7 @@ from tuning.study.setup import (
 from tuning.study.shown import show
 from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker_config import Description, WorkerConfig
 
 if TYPE_CHECKING:
     from tuning.workers.nodes import Node
@@ -100,7 +100,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         users = stack.enter_context(executors.joined(config)) if config.cluster else None
         start = groups.defaults(config.space)
         facts = describe_workload(profiler, config.workload.options, start)
-        config = fit_to_workload(config, facts)
+        config = fit_to_workload(config, facts.train_samples, facts.asked, facts.seen, averages=facts.averages)
         target, place = "", None
         if users is not None:
             terminal.doing("the nodes of the cluster load the workload, to be compared with this machine")
@@ -119,9 +119,8 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             for text in journal.warnings:
                 terminal.warning(text)
             if board := executors.board(config, folder.name):
-                journal.heard = functools.partial(
-                    _shown, board, next(iter(facts["objectives"]), ""), config.space.table
-                )
+                objective = next(iter(facts.objectives), "")
+                journal.heard = functools.partial(_shown, board, objective, config.space.table)
             study = _Study(config, terminal, journal, folder, started, users, target, place)
             study.open(facts, setting, free_bytes)
             study.measure_kinds(profiler)
@@ -161,7 +160,7 @@ class _Study:
         self._started = started
         self._began = started - self._run.used_s  # of earlier sessions
 
-    def open(self, facts: Mapping[str, Any], setting: WorkerConfig, free_bytes: int | None = None) -> None:
+    def open(self, facts: Description, setting: WorkerConfig, free_bytes: int | None = None) -> None:
         """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it."""
         began = self._began
         if self._run.study is None:
@@ -210,15 +209,14 @@ class _Study:
             begun, start = time.monotonic(), groups.defaults(self._config.space)
             self._terminal.doing("a batch is trained on with system knobs changed, to see what they leave alone")
             found = profiler.kinds({**start, **switched_on(self._config.space)}, comparable(self._config.space, start))
-            wall_s = time.monotonic() - begun
-            message = str(found.get("message") or "")
-            if found.get("outcome") != Outcome.CUT:  # else a study that goes on measures it
-                self._journal.append(events.KindsRecord, changed=found["changed"], message=message, wall_s=wall_s)
+            wall_s, message = time.monotonic() - begun, found.message
+            if found.outcome != Outcome.CUT:  # else a study that goes on measures it
+                self._journal.append(events.KindsRecord, changed=found.changed, message=message, wall_s=wall_s)
             if message:
                 said = f"whether system knobs change what is learned was not measured: {message}"
-                self._note(said, warns="kinds" if found.get("outcome") != Outcome.CUT else "")
-            if untold := found.get("untold"):
-                said = f"whether {', '.join(untold)} changes what is learned here is not known, and taken not to"
+                self._note(said, warns="kinds" if found.outcome != Outcome.CUT else "")
+            if found.untold:
+                said = f"whether {', '.join(found.untold)} changes what is learned here is not known, and taken not to"
                 self._note(f"{said}: a step draws random numbers that change it as much", warns="kinds")
         self._take_kinds()
         for text in sentences.kinds(self._run.kinds.changed if self._run.kinds else {}):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from tuning.journal.events import Facts
 from tuning.workers import machine
 
 
-def device_facts(device: str) -> dict[str, Any]:
+def device_facts(device: str) -> Facts:
     """Returns name, type, cores, torch threads and memory of the device this process trains on."""
     facts = {"type": device, "cores": machine.cores(), "threads": torch.get_num_threads()}
     if device == "cuda":

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trainables.plan import Plan
 from tuning.config.errors import StoppedEarly
 from tuning.memory.oom import PROCESS_LOST, Outcome
-from tuning.search.protocols import Scheduler, TrialPlan, TrialRequest
+from tuning.search.protocols import Scheduler, TrialPlan, TrialRequest, TrialState
 from tuning.workers.worker import WorkerLost
 from tuning.workers.worker_config import TrialOrder
 
@@ -62,10 +60,10 @@ class Dispatcher:
                 return None
             placed = self._waiting.pop(0)
             trial = placed.request.trial
-            if self._scheduler.goes_on(trial, {}):
+            if self._scheduler.goes_on(trial):
                 self._running[trial] = placed
                 return placed
-            self._scheduler.ended(trial, {"outcome": str(Outcome.REFUSED), "values": {}, "message": ""})
+            self._scheduler.ended(trial, TrialState(outcome=Outcome.REFUSED))
         return None
 
     def order(self, placed: Placed) -> TrialOrder:
@@ -83,13 +81,13 @@ class Dispatcher:
             left_s=None if plan.deadline is None else plan.deadline - time.monotonic(),
         )
 
-    def goes_on(self, placed: Placed, found: Mapping[str, Any]) -> bool:
+    def goes_on(self, placed: Placed, found: TrialState) -> bool:
         """Returns whether a trial goes on from this state; what became of its process is told first."""
         self._tell(placed, found)
-        if found["done"]:
+        if found.done:
             return False
         trial = placed.request.trial
-        judge = self._scheduler.goes_on if found.get("paused") else self._scheduler.at_rung
+        judge = self._scheduler.at_rung if found.values else self._scheduler.goes_on
         if not judge(trial, found):
             return False
         is_late = self._plan.deadline is not None and time.monotonic() >= self._plan.deadline
@@ -97,7 +95,7 @@ class Dispatcher:
             self._cut.add(trial)
         return not is_late
 
-    def ended(self, placed: Placed, found: Mapping[str, Any] | None) -> None:
+    def ended(self, placed: Placed, found: TrialState | None) -> None:
         """Takes a trial's last state, None where the one who ran it was lost: it ended, or is to run once more.
 
         Raises StoppedEarly where no process can load the workload any more.
@@ -111,27 +109,27 @@ class Dispatcher:
                 self._scheduler.decided("lost", trial, f"{lost}; it is run once more")
                 self._waiting.insert(0, replace(placed, attempt=2))
                 return
-            found = {**lost.result(), "values": {}, "done": True}
+            found = lost.result(TrialState)
         self._tell(placed, found)
         self._told.pop(trial, None)
-        if found.get("fatal"):
-            raise StoppedEarly(found["fatal"], remedy="mend what it names, and go on with resume=")
-        if not placed.alone and self._is_shared and found["outcome"] in (Outcome.OOM, Outcome.HOST_OOM):
-            self._scheduler.widened(trial, {**found, "cap_bytes": self._plan.cap_bytes})
+        if found.fatal:
+            raise StoppedEarly(found.fatal, remedy="mend what it names, and go on with resume=")
+        if not placed.alone and self._is_shared and found.outcome in (Outcome.OOM, Outcome.HOST_OOM):
+            self._scheduler.widened(trial, replace(found, cap_bytes=self._plan.cap_bytes))
             self._waiting.append(replace(placed, alone=True))
             return
-        cut = {"outcome": str(Outcome.CUT), "message": CUT} if trial in self._cut else {}
-        self._scheduler.ended(trial, {**{n: v for n, v in found.items() if n != "events"}, **cut})
+        if trial in self._cut:
+            found = replace(found, outcome=Outcome.CUT, message=CUT)
+        self._scheduler.ended(trial, found)
 
-    def node_lost(
-        self, placed: Placed, node: str, how: str = "was lost", found: Mapping[str, Any] | None = None
-    ) -> None:
+    def node_lost(self, placed: Placed, node: str, how: str = "was lost", found: TrialState | None = None) -> None:
         """Takes that a trial's node trains no more: it runs once more on another; its own second try is left to it.
 
         What became of its process is told first, where its last state, `found`, has come.
         """
         trial = placed.request.trial
-        self._tell(placed, found or {})
+        if found is not None:
+            self._tell(placed, found)
         self._running.pop(trial, None)
         self._told.pop(trial, None)
         self._scheduler.decided("lost", trial, f"node {node} {how}; it is run once more on another")
@@ -154,9 +152,9 @@ class Dispatcher:
             return need_bytes >= (self._plan.cap_bytes or 0)
         return self._plan.room_bytes is not None and need_bytes > self._plan.room_bytes
 
-    def _tell(self, placed: Placed, found: Mapping[str, Any]) -> None:
+    def _tell(self, placed: Placed, found: TrialState) -> None:
         """Passes on what became of the trial's processes since its last state."""
-        trial, events = placed.request.trial, found.get("events", ())
-        for event, reason in events[self._told.get(trial, 0) :]:
+        trial = placed.request.trial
+        for event, reason in found.decisions[self._told.get(trial, 0) :]:
             self._scheduler.decided(event, trial, reason)
-        self._told[trial] = len(events)
+        self._told[trial] = len(found.decisions)

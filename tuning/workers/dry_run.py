@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from trainables import garbage, own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import Scalar
-from trainables.own_count import OwnState
-from trainables.own_loop import OwnResident
+from trainables.own_count import OwnResident, OwnState
 from trainables.plan import Plan
+from trainables.reports import READY, Event
 from trainables.source import source_hash
 from trainables.state import LOSS, Diverged
 from trainables.workload import WorkloadError
@@ -24,6 +24,7 @@ from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.workers import fingerprint
 from tuning.workers.device_facts import device_facts
+from tuning.workers.worker_config import Description
 
 if TYPE_CHECKING:
     from tuning.workers.session import Session
@@ -40,11 +41,9 @@ DRY_WINDOW_S = 0.2
 DRY_PLAN = Plan(samples=1_000_000_000, milestones=(1,), window_s=DRY_WINDOW_S)
 
 
-def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Returns what `Session.describe` does, and as `asked` the knobs that were asked for.
+def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> Description:
+    """Returns what `Session.describe` does.
 
-    `seen` are the sizes of its batches; `reseeds` says that it sets a seed of its own, `averages` that its gradients
-    may be averaged over processes, `silent_passes` how often it went through its data without a report, which was due.
     `untrained` is what it reports, where it asks for a rate and no optimiser that is known has another, so that the
     steps so far changed nothing. Raises what their function raises; out of memory, it is tried with half the
     micro-batch: what it raises at a smaller one, as batch norm at one sample, is then no mistake of theirs, and the
@@ -65,27 +64,22 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
             tried["micro_batch_size"], lacked = micro, error
     trains = "learning_rate" not in state.asked or any(max(pair) > STILL for pair in own_loop.rates_of(state))
     parameters = [] if state.model is None else list(state.model.parameters())
-    found = {
-        "parameters": {
-            "total": sum(p.numel() for p in parameters),
-            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-        }
-        if parameters
-        else {},
-        "device": device_facts(session.setting.device),
-        "objectives": dict(resident.workload.objectives),
-        "train_samples": state.pass_samples,
-        "val_samples": None,
-        "baselines": {name: dict(values) for name, values in resident.workload.plain_rules.items()},
-        "workload_sha256": source_hash(resident.workload),
-        "data_sha256": fingerprint.of_data([state.dataset]),
-        "asked": sorted(state.asked),
-        "reseeds": state.active["seed"] != DRY_SEED,
-        "averages": state.averages,
-        "silent_passes": 0 if state.last_report else state.epoch,
-        "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
-        "untrained": {} if trains or not all(map(math.isfinite, reported.values())) else reported,
-    }
+    found = Description(
+        outcome=Outcome.OK,
+        parameters=parameters_of(parameters),
+        device=device_facts(session.setting.device),
+        objectives=dict(resident.workload.objectives),
+        train_samples=state.pass_samples,
+        baselines={name: dict(values) for name, values in resident.workload.plain_rules.items()},
+        workload_sha256=source_hash(resident.workload),
+        data_sha256=fingerprint.of_data([state.dataset]),
+        asked=tuple(sorted(state.asked)),
+        reseeds=state.active["seed"] != DRY_SEED,
+        averages=state.averages,
+        silent_passes=0 if state.last_report else state.epoch,
+        seen={name: state.active[name] for name in ("batch_size", "micro_batch_size")},
+        untrained={} if trains or not all(map(math.isfinite, reported.values())) else reported,
+    )
     del state, parameters
     garbage.collect()
     resident.kept_bytes = session.memory.held_bytes()
@@ -93,11 +87,14 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     return found
 
 
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Compiles nothing inside: what is tried is thrown away."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+def parameters_of(parameters: Sequence[nn.Parameter]) -> dict[str, int]:
+    """Returns how many numbers a model has in `total`, and how many are `trainable`; nothing of a model not known."""
+    if not parameters:
+        return {}
+    return {
+        "total": sum(p.numel() for p in parameters),
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+    }
 
 
 def _tried(
@@ -109,15 +106,20 @@ def _tried(
     precision: a trial tells. Raises what their function raises.
     """
     plan = dataclasses.replace(DRY_PLAN, cap_bytes=session.setting.cap_bytes)
-    state = own_loop.prepare(resident, session.config(knobs, DRY_SEED), plan, within=_eager())
-    until, reported = time.monotonic() + DRY_S, dict[str, float]()
+    state = own_loop.prepare(resident, session.config(knobs, DRY_SEED), plan)
+    until, reported = math.inf, dict[str, float]()
+
+    def heard(event: Event) -> bool:
+        nonlocal until, reported
+        if event == READY:
+            until = time.monotonic() + DRY_S
+        if isinstance(event, Evaluation):
+            reported = reported or {name: event.values[name] for name in state.workload.objectives}
+        return time.monotonic() > until or bool(reported and state.steps > 1)  # at a second step more is seen
+
     try:
-        with closing(own_loop.train(state)) as events:
-            for event in events:
-                if isinstance(event, Evaluation):
-                    reported = reported or {name: event.values[name] for name in state.workload.objectives}
-                if time.monotonic() > until or (reported and state.steps > 1):  # at a second step more is seen
-                    break
+        with torch.compiler.set_stance("force_eager"):  # what is tried is thrown away
+            own_loop.train(state, heard)
     except Diverged as diverged:
         if not state.steps or (LOSS in str(diverged) and state.config.knobs.amp_dtype == "fp32"):
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher
-from tuning.workers.trial_runner import TrialRunner
 from tuning.workers.worker import Worker
 
 
@@ -19,11 +18,11 @@ class LocalExecutor:
 
         Raises StoppedEarly where a new process cannot load what the last one had loaded.
         """
-        dispatcher, runner = Dispatcher(scheduler, plan, self._worker.config.cap_bytes), TrialRunner(self._worker)
+        dispatcher = Dispatcher(scheduler, plan, self._worker.config.cap_bytes)
         while (placed := dispatcher.take()) is not None:
-            runner.take(dispatcher.order(placed))
-            found = runner.step()
+            states = self._worker.trial(dispatcher.order(placed))
+            found = next(states)
             while dispatcher.goes_on(placed, found):
-                found = runner.step()
+                found = next(states)
             dispatcher.ended(placed, found)
-        runner.close()
+            states.close()

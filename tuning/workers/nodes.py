@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tuning.config.errors import StoppedEarly
+from tuning.journal.events import Facts
+from tuning.memory.oom import Outcome
+from tuning.workers.worker_config import Description
 
 SAME_MEMORY_FRAC = 0.02
 """Machines of one kind differ by what firmware and driver keep of their memory."""
@@ -28,7 +30,7 @@ class Node:
     id: str
     address: str
     cores: float
-    device: Mapping[str, Any] = field(default_factory=dict)
+    device: Facts = field(default_factory=dict)
     why: str = ""
     kind: str = ""
     cards: int | None = None
@@ -53,19 +55,19 @@ ToldNode = Callable[[Node], None]
 """Hears of a node that has joined."""
 
 
-def refusal(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+def refusal(here: Description, there: Description) -> str:
     """Returns why no trial may run on a node, "" where trials may: it has other code, data or torch.
 
-    Both are what a worker says of itself there (`Session.describe`), with the version of torch; `fault` stands for all
-    of it where the workload cannot be loaded.
+    Both are what a worker says of itself there.
     """
-    if there.get("fault"):
-        return f"the workload cannot be loaded there: {there['fault']}"
-    if here.get("torch") != there.get("torch"):
-        return f"its torch is {there.get('torch')}, and {here.get('torch')} on the machine of the study"
-    for name, what in (("workload_sha256", "the workload's code there is"), ("data_sha256", "the data there are")):
-        if here.get(name) != there.get(name):
-            return f"{what} not {'those' if what.endswith('are') else 'that'} of the machine of the study"
+    if there.outcome != Outcome.OK:
+        return f"the workload cannot be loaded there: {there.message}"
+    if here.torch != there.torch:
+        return f"its torch is {there.torch}, and {here.torch} on the machine of the study"
+    if here.workload_sha256 != there.workload_sha256:
+        return "the workload's code there is not that of the machine of the study"
+    if here.data_sha256 != there.data_sha256:
+        return "the data there are not those of the machine of the study"
     return ""
 
 

@@ -6,10 +6,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,7 +15,7 @@ from trainables.ranks import End, Group
 from tuning.memory.oom import Outcome
 from tuning.workers.nvml import VISIBLE
 from tuning.workers.worker import Worker
-from tuning.workers.worker_config import Following, WorkerConfig
+from tuning.workers.worker_config import Following, RankEnd, WorkerConfig
 
 GROUP_ENDS_S = 20.0
 """What a process may take to leave a training that is over; then it is ended, and another one started for the next."""
@@ -37,7 +35,7 @@ class Peers:
             slots = setting.slots * setting.ranks
             own = replace(setting, ranks=1, slots=slots, hang_s=_EVER_S, cards=cards[rank])
             self._workers.append(Worker(own))
-        self._said: dict[int, Mapping[str, Any]] = {}
+        self._said: dict[int, RankEnd] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._group: Group | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -85,10 +83,10 @@ class Peers:
             if worker.is_running:
                 raise
             return  # `left` has ended its process before it was told
-        if found["outcome"] != Outcome.OK and self._group is not None:
+        if found.outcome != Outcome.OK and self._group is not None:
             self._group.abort()
 
-    def left(self, end: End) -> Mapping[str, Any] | None:
+    def left(self, end: End) -> RankEnd | None:
         """Sees to it that a training is over in every process; returns what the first one that failed said, else None.
 
         What waits for one that has failed can only be ended; another process is started in its place.
@@ -107,7 +105,7 @@ class Peers:
             self._folder.cleanup()
         self._said, self._threads, self._folder, self._group = {}, {}, None, None
         self.start()
-        failed = [{**found, "rank": rank} for rank, found in said.items() if found["outcome"] != Outcome.OK]
+        failed = [replace(found, rank=rank) for rank, found in said.items() if found.outcome != Outcome.OK]
         return next(iter([*filter(_failed_itself, failed), *failed]), None)
 
 
@@ -117,6 +115,6 @@ def cards_of(ranks: int, visible: str | None) -> list[str]:
     return named[:ranks] if len(named) >= ranks else [str(rank) for rank in range(ranks)]
 
 
-def _failed_itself(found: Mapping[str, Any]) -> bool:
+def _failed_itself(found: RankEnd) -> bool:
     """Returns whether a process failed, and not because another one had."""
-    return found["outcome"] != Outcome.OK and not found.get("of_another")
+    return found.outcome != Outcome.OK and not found.of_another

@@ -27,13 +27,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainables.knobs import Scalar
 from tuning.config.errors import ConfigError, PreflightError
+from tuning.journal.events import Facts
+from tuning.memory.oom import Outcome
 from tuning.workers import SHIPPED_ENVIRONMENT, nvml, shipped
 from tuning.workers.nodes import Node, kind_of_device, refusal
 from tuning.workers.ray_cluster import keep_terminated
 from tuning.workers.ray_measure import RemoteWorker
 from tuning.workers.ray_worker import described
 from tuning.workers.worker import HANG_TIMES
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker_config import Description, WorkerConfig
 
 TOKEN = "the cluster's token in ~/.ray/auth_token, in the file RAY_AUTH_TOKEN_PATH, or as RAY_AUTH_TOKEN"  # noqa: S105
 ANSWER_S, JOIN_S = 5.0, 60.0
@@ -136,9 +138,7 @@ class JoinedCluster:
         self.nodes = [self._compared(node) for node in self.nodes]
         return self._target
 
-    def check(
-        self, config: WorkerConfig, facts: Mapping[str, Any], knobs: Mapping[str, Scalar], limit_s: float
-    ) -> None:
+    def check(self, config: WorkerConfig, facts: Description, knobs: Mapping[str, Scalar], limit_s: float) -> None:
         """Loads the workload once on each node, and compares what that is with `facts`, of the machine of the study.
 
         That may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. Raises
@@ -146,11 +146,11 @@ class JoinedCluster:
         """
         cuda = config.device == "cuda"
         self._timeout_s, self._resource = min(HANG_TIMES * config.hang_s, limit_s / 4), "GPU" if cuda else "CPU"
-        self._here = {**facts, "torch": importlib.metadata.version("torch")}
+        self._here = replace(facts, torch=importlib.metadata.version("torch"))
         own = ray.get_runtime_context().get_node_id()
         marks = next((_marks(node) for node in ray.nodes() if node["NodeID"] == own), ())
         cards = len(nvml.gpus()) if cuda else None
-        self.here = self._of_its_kind(Node(own, "", 0.0, facts["device"], cards=cards, marks=marks)).kind
+        self.here = self._of_its_kind(Node(own, "", 0.0, facts.device, cards=cards, marks=marks)).kind
         config = replace(config, workload=self.ref)
 
         def ask(node: str) -> Any:
@@ -196,16 +196,16 @@ class JoinedCluster:
         self.nodes += found
         return found
 
-    def _found(self, raw: Mapping[str, Any], there: Mapping[str, Any]) -> Node:
+    def _found(self, raw: Facts, there: Description) -> Node:
         """Returns a node, with its kind and whether trials may run on it, from what Ray and a worker say of it."""
         node = Node(
             id=raw["NodeID"],
             address=raw["NodeManagerAddress"],
             cores=float(raw["Resources"].get("CPU", 0)),
-            device=there.get("device", {}),
+            device=there.device,
             why=refusal(self._here, there),
             cards=int(raw["Resources"].get("GPU", 0)) if self._resource == "GPU" else None,
-            room_bytes=there.get("room_bytes"),
+            room_bytes=there.room_bytes,
             marks=_marks(raw),
         )
         return node if node.why else self._compared(self._of_its_kind(node))
@@ -285,27 +285,27 @@ class JoinedCluster:
 class _Question:
     """A node, as Ray describes it, that was asked what it is, and until when it may answer."""
 
-    node: Mapping[str, Any]
+    node: Facts
     until: float
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _described(config: WorkerConfig, knobs: dict[str, Scalar]) -> dict[str, Any]:
+def _described(config: WorkerConfig, knobs: dict[str, Scalar]) -> Description:
     return described(config, knobs)
 
 
-def _answer(ref: Any, timeout_s: float) -> dict[str, Any]:
-    """Returns what a node says of itself, or the fault for which it does not."""
+def _answer(ref: Any, timeout_s: float) -> Description:
+    """Returns what a node says of itself, or why it does not."""
     try:
-        found: dict[str, Any] = ray.get(ref, timeout=0)
+        found: Description = ray.get(ref, timeout=0)
     except ray.exceptions.GetTimeoutError:
         ray.cancel(ref, force=True)
-        return {"fault": f"it did not answer for {timeout_s:.0f} s"}
+        return Description(outcome=Outcome.TIMEOUT, message=f"it did not answer for {timeout_s:.0f} s")
     except ray.exceptions.RayError as error:
-        return {"fault": str(error).strip().splitlines()[-1][:300]}
+        return Description(outcome=Outcome.KILLED, message=str(error).strip().splitlines()[-1][:300])
     return found
 
 
-def _marks(raw: Mapping[str, Any]) -> tuple[str, ...]:
+def _marks(raw: Facts) -> tuple[str, ...]:
     """Returns the custom resources by which a person tells kinds apart, such as `kind_a` of `ray start --resources`."""
     return tuple(sorted(name for name in raw["Resources"] if name.startswith("kind_")))

@@ -13,9 +13,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainables.knobs import Scalar
 from tuning.config.errors import StoppedEarly
+from tuning.journal.events import WorkerAnswer
+from tuning.search.protocols import TrialState
 from tuning.workers.nodes import Node
 from tuning.workers.shipped import arrived
-from tuning.workers.worker import Asked, Worker
+from tuning.workers.worker import AnswerT, Asked, Worker
 from tuning.workers.worker_config import WorkerConfig
 
 MOST_LOSSES = 2
@@ -61,23 +63,21 @@ class RemoteWorker(Worker):
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
-    ) -> dict[str, Any]:
+    ) -> TrialState:
         """Returns `Worker.train` of that node."""
-        return self._there("train", dict(knobs), samples, list(milestones), seed, left_s)
+        return self._there(TrialState, "train", dict(knobs), samples, list(milestones), seed, left_s)
 
-    def _measured(
-        self, nothing: Mapping[str, Any], method: str, *arguments: Any, expected_s: float = 0.0
-    ) -> dict[str, Any]:
-        return self._there(method, *arguments)
+    def _measured(self, kind: type[AnswerT], method: str, *arguments: Any, expected_s: float = 0.0) -> AnswerT:
+        return self._there(kind, method, *arguments)
 
-    def _there(self, method: str, *arguments: Any) -> dict[str, Any]:
+    def _there(self, kind: type[AnswerT], method: str, *arguments: Any) -> AnswerT:
         while True:
             self.start()
             left_s = None if self.deadline is None else self.deadline - time.monotonic()
             self.asked = Asked(method, arguments[0])
             try:
                 until_s = None if left_s is None or math.isinf(left_s) else max(0.0, left_s) + ANSWER_S
-                found: dict[str, Any] = ray.get(self._actor.ask.remote(method, left_s, *arguments), timeout=until_s)
+                found: AnswerT = ray.get(self._actor.ask.remote(method, left_s, *arguments), timeout=until_s)
                 return found
             except ray.exceptions.RayTaskError as error:  # what a worker of this machine would have raised
                 raise error.cause from None
@@ -96,8 +96,8 @@ class _Bench:
     def __init__(self, config: WorkerConfig) -> None:
         self._worker = Worker(arrived(config))
 
-    def ask(self, method: str, left_s: float | None, *arguments: Any) -> dict[str, Any]:
+    def ask(self, method: str, left_s: float | None, *arguments: Any) -> WorkerAnswer:
         """Returns what the worker's method does, which has `left_s` seconds where there is a limit."""
         self._worker.deadline = None if left_s is None else time.monotonic() + left_s
-        found: dict[str, Any] = getattr(self._worker, method)(*arguments)
+        found: WorkerAnswer = getattr(self._worker, method)(*arguments)
         return found

@@ -26,14 +26,15 @@ from ray.tune.search import Searcher
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tuning.config.errors import StoppedEarly, TuningError
-from tuning.search.protocols import Scheduler, TrialPlan
+from tuning.memory.oom import Outcome
+from tuning.search.protocols import Scheduler, TrialPlan, TrialState
 from tuning.workers.dispatch import Dispatcher, Placed
 from tuning.workers.nodes import Node, Slots, ToldNode, refusal
 from tuning.workers.ray_board import RayBoard
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
 from tuning.workers.ray_worker import REPORT, TrialActor
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker_config import Description, WorkerConfig
 
 __all__ = ["JoinedCluster", "RayBoard", "RayCluster", "RayExecutor"]
 NO_LIMIT = 1_000_000_000
@@ -145,7 +146,8 @@ class _Members:
             return True
         if self.slots.machines == 1:
             return False
-        left = replace(node, why=refusal({}, {"fault": " ".join(fault.split())[:300]}))
+        gone = Description(outcome=Outcome.CRASH, message=" ".join(fault.split())[:300])
+        left = replace(node, why=refusal(gone, gone))
         self.slots.leave_out(left)
         self._cluster.left_out(left)
         self._told(left)
@@ -227,7 +229,7 @@ class _Asking(Searcher):
         if self.failed is not None or self._dispatcher is None or placed is None:
             return False
         try:
-            return self._dispatcher.goes_on(placed, result[REPORT][0])
+            return self._dispatcher.goes_on(placed, result[REPORT])
         except TuningError as error:
             self.failed = error
             return False
@@ -236,7 +238,7 @@ class _Asking(Searcher):
         placed = self._placed.pop(trial_id, None)
         if placed is None or self.failed is not None or self._dispatcher is None:
             return
-        found = None if error or not result or REPORT not in result else result[REPORT][0]
+        found: TrialState | None = None if error or not result or REPORT not in result else result[REPORT]
         node = self._members.slots.at(trial_id) if self._members is not None else None
         if found is None and node is not None:
             self._doubts[trial_id] = _Doubt(placed, node, _ask(node), time.monotonic() + GONE_S)
@@ -244,11 +246,11 @@ class _Asking(Searcher):
         try:
             if node is not None and found is not None and self._members is not None:
                 self._members.slots.free(trial_id)
-                if found.get("elsewhere") and self._members.leave_out(node, found["fatal"]):
+                if found.elsewhere and self._members.leave_out(node, found.fatal):
                     self._dispatcher.replan(self._members.plan)
                     self._dispatcher.node_lost(placed, node.name, _LEFT_OUT, found)
                     return
-                found = {**found, "node": node.name}
+                found = replace(found, node=node.name)
             self._dispatcher.ended(placed, found)
         except TuningError as failure:
             self.failed = failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -11,27 +12,27 @@ from ray import tune
 
 from trainables.knobs import Scalar
 from tuning.config.errors import TuningError
+from tuning.memory.oom import Outcome
 from tuning.workers import doctor, machine, nvml
 from tuning.workers.shipped import arrived
-from tuning.workers.trial_runner import TrialRunner
 from tuning.workers.worker import Worker
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker_config import Description, WorkerConfig
 
 REPORT = "report"
 
 
-def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Returns what a worker says of itself on this node of a user's cluster, and `fault` where it cannot be loaded."""
+def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> Description:
+    """Returns what a worker says of itself on this node of a user's cluster, or why it cannot be loaded."""
     try:
         with Worker(arrived(config)) as worker:
             found = worker.describe(knobs)
         of_node = psutil.Process().parent() or psutil.Process()  # of Ray's: a task without a core has one thread
-        found["device"] = {**found["device"], "threads": machine.threads(of_node.environ())}
+        device = {**found.device, "threads": machine.threads(of_node.environ())}
         cards = nvml.gpus() if config.device == "cuda" else []
         room_bytes = min(map(doctor.free_bytes, cards)) if cards else machine.available_bytes()
-        return {**found, "torch": importlib.metadata.version("torch"), "room_bytes": room_bytes}
+        return replace(found, device=device, torch=importlib.metadata.version("torch"), room_bytes=room_bytes)
     except TuningError as error:
-        return {"fault": " ".join(error.what.split())[:300]}
+        return Description(outcome=Outcome.CRASH, message=" ".join(error.what.split())[:300])
 
 
 class TrialActor(tune.Trainable):
@@ -45,21 +46,18 @@ class TrialActor(tune.Trainable):
         """Keeps what the first trial is; loading is left to its first step, where a failure is a result."""
         worker = config["worker"]
         self._worker = Worker(arrived(worker) if config["node"] else worker)
-        self._runner = TrialRunner(self._worker)
-        self._runner.take(config["order"])
+        self._states = self._worker.trial(config["order"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Ends what is left of the last trial and keeps the next."""
-        self._runner.take(new_config["order"])
+        self._states.close()
+        self._states = self._worker.trial(new_config["order"])
         return True
 
     def step(self) -> dict[str, Any]:
-        """Returns the state at the next rung or pause. Tune sees `done` and `samples`, never an exception.
-
-        The rest travels in a list of one: Tune flattens dictionaries, and mixes keys with ours.
-        """
-        found = self._runner.step()
-        return {"done": found["done"], "samples": found["samples"], REPORT: [found]}
+        """Returns the state at the next rung or pause. Tune sees `done` and `samples`, never an exception."""
+        found = next(self._states)
+        return {"done": found.done, "samples": found.samples, REPORT: found}
 
     def cleanup(self) -> None:
         """Ends the worker when Tune ends the actor."""

@@ -19,34 +19,47 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from trainables.batches import fork_workers
-from trainables.own_loop import OwnResident
+from trainables.own_count import OwnResident
+from tuning.search.protocols import TrialState
 from tuning.workers import user_code
 from tuning.workers.session import Session
 
 
 def serve(connection: Connection) -> None:
-    """Loads the workload, then answers one request after the other until the other end is closed."""
+    """Loads the workload, then answers one request after the other until the other end is closed.
+
+    A trial sends its states before its result; what comes back for each is when to send the next (`RunningTrial.run`).
+    """
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             session = Session(connection.recv())
             session.warm(session.setting.start)
-            has_loop = isinstance(session.resident, OwnResident)
-            if has_loop:  # whose function runs in a thread of its own, the newest
-                faulthandler.register(signal.SIGUSR1, all_threads=True)
         except (Exception, SystemExit) as error:  # whatever a workload's loading raises: the study says it
             connection.send(user_code.failed(error))
             return
-        connection.send({"has_loop": has_loop})
+        connection.send(isinstance(session.resident, OwnResident))
+
+        def tell(state: TrialState) -> float:
+            connection.send(state)
+            return float(connection.recv())
+
         while True:
             method, arguments = connection.recv()
+            _say_where_on_a_signal()
             try:
-                answer = getattr(session, method)(*arguments)
+                answer = getattr(session, method)(*arguments, *([tell] if method == "trial" else []))
             except (Exception, SystemExit) as error:  # likewise, where it is no result
                 answer = user_code.failed(error)
             try:
                 connection.send(answer)
             except (TypeError, AttributeError, pickle.PicklingError) as error:  # a value of a user's file
                 connection.send(user_code.failed(error))
+
+
+def _say_where_on_a_signal() -> None:
+    """Has the process write where it stands, for one who waits in vain; Lightning's Trainer has turned that off."""
+    faulthandler.unregister(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 
 def _end_with_the_study() -> None:
@@ -74,7 +87,7 @@ def main() -> None:
     """Serves the one who started this process, and ends with them."""
     sys.stdin, sys.breakpointhook = _NoTerminal(), _no_breakpoint
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is heard by the study, which ends this process
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # where it stands, for one who waits in vain
+    _say_where_on_a_signal()
     with contextlib.suppress(OSError):  # what the kernel ends first where memory ends; the study lives on
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     threading.Thread(target=_end_with_the_study, daemon=True).start()

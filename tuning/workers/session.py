@@ -8,7 +8,6 @@ import math
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -18,24 +17,47 @@ from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
 from trainables.loop_ranks import LoopGroup
 from trainables.optim import state_bytes
-from trainables.own_loop import OwnResident
+from trainables.own_count import OwnResident
 from trainables.plan import Plan
 from trainables.ram_cache import CacheLimits
 from trainables.ranks import LOST, Group, part_size
+from trainables.reports import READY, Event, Hear
 from trainables.resident import Resident
 from trainables.source import source_hash
+from trainables.state import State
 from trainables.stopwatch import Window
+from tuning.journal.events import Timed
 from tuning.memory import oom
+from tuning.memory.measure import Footprint
 from tuning.memory.oom import Outcome
 from tuning.search import timing
+from tuning.search.protocols import TrialState
 from tuning.search.timing import SETTLE_S
 from tuning.workers import dry_run, fingerprint, machine, user_code
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.peers import Peers
-from tuning.workers.running_trial import Attempt, RunningTrial
-from tuning.workers.windows import micro_steps, pass_samples_of, read_windows, speed, telemetry_of, works_of
-from tuning.workers.worker_config import Following, Shrink, TrialOrder, WorkerConfig
+from tuning.workers.running_trial import Attempt, RunningTrial, Tell, to_the_end
+from tuning.workers.windows import (
+    SeenWorks,
+    WindowReader,
+    Works,
+    micro_steps,
+    pass_samples_of,
+    speed,
+    telemetry_of,
+)
+from tuning.workers.worker_config import (
+    ChangedKnobs,
+    Description,
+    Following,
+    RankEnd,
+    Settled,
+    Shrink,
+    TrialOrder,
+    Untrained,
+    WorkerConfig,
+)
 
 RELOAD_S = 1.0
 """A data set that loads in less is loaded again, to see that it is the same each time."""
@@ -60,7 +82,6 @@ class Session:
         self._settled = False
         self._caches = setting.slots
         self._loading_s = math.inf
-        self._trial: RunningTrial
         self.telemetry = telemetry_of(setting.device, is_alone=setting.ranks * setting.slots == 1)
         self.peers = Peers(setting)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
@@ -95,7 +116,7 @@ class Session:
         garbage.collect()
         gc.freeze()  # a collection after an OOM would otherwise walk the libraries' objects: 0.1 s and more
 
-    def describe(self, knobs: Mapping[str, Scalar] | None = None) -> dict[str, Any]:
+    def describe(self, knobs: Mapping[str, Scalar] | None = None) -> Description:
         """Returns what only a process with torch can tell: device, the workload's contract, sizes of data and model.
 
         The model is that of `knobs`, which the measurements that follow find loaded.
@@ -104,30 +125,28 @@ class Session:
             return dry_run.described(self, self.resident, knobs or {})
         config = self.config({})
         parameters = list(self.resident.model(self.config(knobs or {})).parameters())
-        return {
-            "parameters": {
-                "total": sum(p.numel() for p in parameters),
-                "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-            },
-            "device": device_facts(self.setting.device),
-            "objectives": dict(self.resident.workload.objectives),
-            "train_samples": size_of(self.resident.dataset(config, "train")),
-            "val_samples": size_of(self.resident.dataset(config, "val")),
-            "baselines": workload.baselines(self.resident.workload, config),
-            "workload_sha256": source_hash(self.resident.workload),
-            "data_sha256": fingerprint.of_data([self.resident.dataset(config, split) for split in ("train", "val")]),
-        }
+        return Description(
+            outcome=Outcome.OK,
+            parameters=dry_run.parameters_of(parameters),
+            device=device_facts(self.setting.device),
+            objectives=dict(self.resident.workload.objectives),
+            train_samples=size_of(self.resident.dataset(config, "train")),
+            val_samples=size_of(self.resident.dataset(config, "val")),
+            baselines=workload.baselines(self.resident.workload, config),
+            workload_sha256=source_hash(self.resident.workload),
+            data_sha256=fingerprint.of_data([self.resident.dataset(config, split) for split in ("train", "val")]),
+        )
 
-    def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns as `untrained` the objectives before any step, where the workload's hooks do what the loop asks of
-        them; raises what is wrong.
+    def sanity_check(self, knobs: Mapping[str, Scalar]) -> Untrained:
+        """Returns the objectives before any step if the workload's hooks do what the loop asks of them; raises what is
+        wrong.
 
-        It is empty where they are not defined, and of a custom loop, which `describe` has tried whole. What the
-        machine lacks, such as memory, is left to the measurements, which know what to do about it.
+        There are none of a custom loop, which `describe` has tried whole. What the machine lacks, such as memory, is
+        left to the measurements, which know what to do about it.
         """
         config = self.config(knobs)
         if isinstance(self.resident, OwnResident):  # it was tried whole to be described
-            return {"untrained": {}}
+            return Untrained(outcome=Outcome.OK)
         if self._loading_s < RELOAD_S:
             self._compare_reloaded(config)
         try:
@@ -136,8 +155,8 @@ class Session:
             if oom.classify(error) in (Outcome.CRASH, Outcome.DATA) or oom.fault(error) is oom.ENGINE:
                 raise
             self.recover(error)
-            return {"untrained": {}}
-        return {"untrained": self._untrained(config)}
+            return Untrained(outcome=Outcome.OK)
+        return Untrained(outcome=Outcome.OK, values=self._untrained(config))
 
     def _untrained(self, config: workload.Config) -> dict[str, float]:
         """Returns what the model reaches before any step, nothing where it cannot be evaluated untrained."""
@@ -161,143 +180,136 @@ class Session:
         said += ": it must return the same at every call, or trials are compared on different data (a seed is missing?)"
         raise workload.HookFailed("dataset(config, 'train')", said)
 
-    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns `changed`: the knobs of `changes` that change what is learned, each with the reason in words.
-
-        `message` says why that could not be measured, "" where it could: it may be of so small a batch alone. `untold`
-        are those whose change cannot be told from the random numbers that a step draws.
-        """
-        changed, untold = dict[str, str](), list[str]()
+    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> ChangedKnobs:
+        """Returns which knobs of `changes` change what is learned; what it fails of may be the small batch alone."""
+        changed, said, untold = dict[str, str](), "", list[str]()
         try:
             changed = kinds.differing(self.resident, self.config(knobs), changes, untold)
         except Exception as error:  # whatever a user's code raises; the measurements that follow tell it
             said = user_code.in_a_line(error)
             self.recover(error)
-            return {"changed": changed, "message": said, "untold": untold}
-        return {"changed": changed, "message": "", "untold": untold}
+        return ChangedKnobs(outcome=Outcome.OK, changed=changed, message=said, untold=tuple(untold))
 
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns parameter, gradient and optimiser bytes, and the measured peak for each micro-batch.
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
+        """Returns the bytes that a configuration holds, and its peak for each micro-batch of the longest samples.
 
-        The samples are the longest of the training split. `measured` stops at the first that does not fit;
-        `measured_alone` are the peaks of batches of one micro-step.
+        It is measured up to the first that does not fit.
         """
-        config = self.config(knobs)
-        sizes = dict.fromkeys(("parameter_bytes", "gradient_bytes", "optimizer_bytes"), 0)
-        measured: list[tuple[int, int]] = []
-        alone: list[tuple[int, int]] = []
-        message = ""
+        config, found = self.config(knobs), Footprint(outcome=Outcome.OK)
         for micro_batch in micro_batches:
             try:
-                if not sizes["parameter_bytes"]:  # the model alone may be too large
-                    sizes = self._sizes(config)
+                if not found.parameter_bytes:  # the model alone may be too large
+                    found = self._sizes(config)
                 self._clear()
                 ranks = self.setting.ranks
                 peak_bytes, alone_bytes = loop.peaks(self.contract, config, part_size(micro_batch, ranks))
                 if ranks > 1:  # DDP's buckets hold gradients all the time, beside those that are summed up
-                    peak_bytes, alone_bytes = peak_bytes + sizes["gradient_bytes"], peak_bytes
-                measured.append((micro_batch, peak_bytes))
-                alone.append((micro_batch, alone_bytes))
+                    peak_bytes, alone_bytes = peak_bytes + found.gradient_bytes, peak_bytes
+                found = dataclasses.replace(
+                    found,
+                    measured=(*found.measured, (micro_batch, peak_bytes)),
+                    measured_alone=(*found.measured_alone, (micro_batch, alone_bytes)),
+                )
             except Exception as error:  # whatever a user's code makes of it
                 if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM):
                     raise
-                message = str(error)
+                found = dataclasses.replace(found, message=str(error))
                 self.recover(error)
                 break
-        return {
-            **sizes,
-            "measured": measured,
-            "measured_alone": alone,
-            "message": message,
-        }
+        return found
 
-    def _sizes(self, config: workload.Config) -> dict[str, int]:
+    def _sizes(self, config: workload.Config) -> Footprint:
         model = self.contract.model(config)
-        return {
-            "parameter_bytes": parameter_bytes(model),
-            "gradient_bytes": parameter_bytes(model, trainable_only=True),
-            "optimizer_bytes": state_bytes(model, config.knobs),
-        }
+        return Footprint(
+            outcome=Outcome.OK,
+            parameter_bytes=parameter_bytes(model),
+            gradient_bytes=parameter_bytes(model, trainable_only=True),
+            optimizer_bytes=state_bytes(model, config.knobs),
+        )
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float = 0.0) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float = 0.0) -> Timed:
         """Returns the speed of the knobs: windows until `time_s` is spent.
 
         The first step is dropped. Stops sooner once the knobs cannot beat `best_samples_per_s` (`timing.ends`).
         """
-        start = time.perf_counter()
-        found: dict[str, Any] = {"windows": [], "samples_per_s": None}
+        start, found = time.perf_counter(), Timed(outcome=Outcome.OK)
         plan = dataclasses.replace(self._endless(PROBE_WINDOW_S), each_step=True)
         self._clear()
-        with Attempt(self, found, plan.cap_bytes):
+        with Attempt(self, plan.cap_bytes) as attempt:
             ranks, own = self.setting.ranks, self.config(knobs).knobs
             if ranks > 1:  # a batch of one micro-step does not tell what gradients take to be averaged, once a batch
                 knobs = {**knobs, "batch_size": max(own.batch_size, 2 * own.micro_batch_size)}
-            state = self.prepared(knobs, plan, self.setting.seed)
-            works, pass_samples = works_of(state), pass_samples_of(state)
-            windows: list[Window] = []
-            steps, starts_s, end = list[timing.MicroStep](), list[float](), ""
-            for window in read_windows(state, self.telemetry, starts_s):
+            state = training.prepare(self.resident, self.config(knobs, self.setting.seed), plan)
+            works = Works(state) if isinstance(state, State) else SeenWorks(state)
+            windows, steps, starts_s = list[Window](), list[timing.MicroStep](), list[float]()
+
+            def take(window: Window) -> bool:
+                nonlocal found
                 windows.append(window)
-                steps += micro_steps(window, works.before(state, window.micro_steps))
+                steps.extend(micro_steps(window, works.before(window.micro_steps)))
                 if not steps:  # so far only an epoch's last batch, smaller than the others
-                    continue
+                    return False
+                pass_samples = pass_samples_of(state)
                 known = timing.estimate(timing.once_a_batch(steps) if ranks > 1 else steps, works.mean)
                 sizes = min(own.batch_size, works.samples), own.micro_batch_size
-                whole = speed(windows, starts_s, pass_samples)
-                known = dataclasses.replace(known, pass_s=whole["pass_s"], pass_samples=pass_samples)
+                found = speed(windows, starts_s, pass_samples)
+                known = dataclasses.replace(known, pass_s=found.pass_s, pass_samples=pass_samples)
                 if works.varies:  # a micro-step has no size that the seconds could be of
-                    known = timing.at_rate(whole["samples_per_s"], *sizes)
+                    known = timing.at_rate(found.samples_per_s or 0.0, *sizes)
                 rate = known.samples_per_s(*sizes)
                 spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
-                if end := timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s):
-                    break
-            if not steps:  # a custom loop ended by itself
-                found.update(outcome=str(Outcome.NO_RESULT), message="train(run) ended before its speed was known")
-            else:
-                own_end = end or "the loop ended"
-                found.update({**whole, **dataclasses.asdict(known)}, samples_per_s=rate, end=own_end)
-            found.update(peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
-            found["telemetry"] = self.telemetry.summary()
-        found["wall_s"] = time.perf_counter() - start
-        return found
+                end = timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s)
+                known_s = dataclasses.asdict(known)
+                found = dataclasses.replace(found, **known_s, samples_per_s=rate, end=end or "the loop ended")
+                return bool(end)
 
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+            self.run(state, WindowReader(self.telemetry, take, starts_s))
+            if not steps:  # a custom loop ended by itself
+                said = "train(run) ended before its speed was known"
+                found = dataclasses.replace(found, outcome=Outcome.NO_RESULT, message=said)
+            found = self._with_facts(found, state)
+        found = Timed(outcome=Outcome.OK) if attempt.failure else found
+        return dataclasses.replace(found, **attempt.failure, wall_s=time.perf_counter() - start)
+
+    def _with_facts(self, found: Timed, state: training.AnyState) -> Timed:
+        """Returns a speed with what else was measured of its training."""
+        telemetry, peak_bytes = self.telemetry.summary(), state.peak_allocated_bytes
+        return dataclasses.replace(found, peak_allocated_bytes=peak_bytes, active=state.active, telemetry=telemetry)
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
         """Returns the speed over at least `window_s`; `seed` chooses the batches.
 
         The first step and the half second after it are dropped: allocators and caches still hold another configuration,
         and windows that began at once came out 8 % below the same configuration's long training.
         """
-        start = time.perf_counter()
-        found: dict[str, Any] = {"samples_per_s": None}
+        start, found = time.perf_counter(), Timed(outcome=Outcome.OK)
         plan = self._endless(min(SETTLE_S, window_s))
         self._clear()
-        with Attempt(self, found, plan.cap_bytes):
+        with Attempt(self, plan.cap_bytes) as attempt:
             # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
-            state = self.prepared(knobs, plan, self.setting.seed, epoch=1 + seed)
-            windows, starts_s, pass_samples = list[Window](), list[float](), pass_samples_of(state)
-            for window in read_windows(state, self.telemetry, starts_s, dropped=2):
+            state = training.prepare(self.resident, self.config(knobs, self.setting.seed), plan)
+            windows, starts_s = list[Window](), list[float]()
+
+            def take(window: Window) -> bool:
                 windows.append(window)
-                if sum(w.wall_s for w in windows) >= window_s:
-                    break
-            found.update(speed(windows, starts_s, pass_samples), active=state.active)
-            found["peak_allocated_bytes"] = state.peak_allocated_bytes
-            found["telemetry"] = self.telemetry.summary()
-        found["wall_s"] = time.perf_counter() - start
-        return found
+                return sum(w.wall_s for w in windows) >= window_s
 
-    def prepared(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, epoch: int = 0) -> training.AnyState:
-        """Returns a training that begins with that epoch; the processes of the other ranks are in it, too."""
-        state = training.prepare(self.resident, self.config(knobs, seed), plan)
-        state.epoch = epoch or state.epoch
-        try:
-            self.together(state)
-        except BaseException:
-            training.let_go(state)
-            raise
-        return state
+            self.run(state, WindowReader(self.telemetry, take, starts_s, dropped=2), epoch=1 + seed)
+            found = self._with_facts(speed(windows, starts_s, pass_samples_of(state)), state)
+        return dataclasses.replace(found, **attempt.failure, wall_s=time.perf_counter() - start)
 
-    def together(self, state: training.AnyState) -> None:
-        """Has the processes of the other ranks take part in a training from where it is; there may be none."""
+    def run(self, state: training.AnyState, hear: Hear, epoch: int = 0) -> None:
+        """Runs a training from where it is, or from an epoch; the processes of the other ranks take part in it."""
+
+        def heard(event: Event) -> bool | None:
+            if event == READY:
+                state.epoch = epoch or state.epoch
+                self._gather(state)
+            return hear(event)
+
+        training.train(state, heard)
+
+    def _gather(self, state: training.AnyState) -> None:
         if self.peers:
             knobs, seed, silent_s = state.config.knobs.as_dict(), state.config.seed, state.config.loader_timeout_s
             threads, caches = torch.get_num_threads(), self._caches
@@ -308,71 +320,56 @@ class Session:
     def _group(self) -> type[Group]:
         return LoopGroup if isinstance(self.resident, OwnResident) else Group
 
-    def follow(self, order: Following) -> dict[str, Any]:
+    def follow(self, order: Following) -> RankEnd:
         """Takes part in a training of several processes, until that of rank 0 ends it; returns how it fared."""
-        found: dict[str, Any] = {}
         self._clear()
         self.use_threads(order.threads)
         self._caches = order.caches * order.count
-        with Attempt(self, found, order.plan.cap_bytes):
+        with Attempt(self, order.plan.cap_bytes) as attempt:
             self.memory.limit(order.plan.cap_bytes)
             group = self._group(order.rank, order.count, order.rendezvous, torch.device(self.setting.device))
             try:
-                try:
-                    config = dataclasses.replace(self.config(order.knobs, order.seed), loader_timeout_s=order.silent_s)
-                    state = training.prepare(self.resident, config, order.plan)
-                except BaseException:
-                    group.ready(is_so=False)
-                    raise
-                state.epoch, state.ranks = order.epoch, group
-                for _ in training.train(state):
-                    pass
-                del state  # or its optimiser counts as what the process keeps
+                self._follow(order, group)
+            except BaseException:
+                group.ready(is_so=False)
+                raise
             finally:
                 group.leave()
-        if found["outcome"] != Outcome.OK:  # the others wait for this process, until it ends
-            of_another = found["outcome"] == Outcome.CRASH and bool(LOST.search(found["message"]))
-            return {**found, "retire": "a training of several processes was broken off", "of_another": of_another}
-        return {**found, **self.settled(order.plan.cap_bytes)}
+        found = dataclasses.replace(RankEnd(outcome=Outcome.OK, rank=order.rank), **attempt.failure)
+        if found.outcome != Outcome.OK:  # the others wait for this process, until it ends
+            of_another = found.outcome == Outcome.CRASH and bool(LOST.search(found.message))
+            why = "a training of several processes was broken off"
+            return dataclasses.replace(found, retire=why, of_another=of_another)
+        return dataclasses.replace(found, retire=self.settled(order.plan.cap_bytes).retire)
 
-    def begin(self, order: TrialOrder) -> dict[str, Any]:
-        """Takes the next trial, for one who is in another process and cannot hold it."""
+    def _follow(self, order: Following, group: Group) -> None:
+        config = dataclasses.replace(self.config(order.knobs, order.seed), loader_timeout_s=order.silent_s)
+        state = training.prepare(self.resident, config, order.plan)
+        state.ranks = group
+
+        def heard(event: Event) -> None:
+            if event == READY:
+                state.epoch = order.epoch
+
+        training.train(state, heard)
+
+    def trial(self, order: TrialOrder, pause_after_s: float = math.inf, tell: Tell = to_the_end) -> TrialState:
+        """Returns the last state of a trial (`RunningTrial.run`)."""
         self._clear()
         if self.setting.device == "cuda":
             torch.cuda.empty_cache()
         self.use_threads(order.threads)
-        self._trial = self.trial(order.knobs, order.plan, order.seed, shrink=order.shrink)
-        return {}
-
-    def advance(self, pause_after_s: float) -> dict[str, Any]:
-        """Returns `RunningTrial.advance` of the trial that was begun."""
-        return self._trial.advance(pause_after_s)
-
-    def finish(self) -> dict[str, Any]:
-        """Returns `RunningTrial.end` of the trial that was begun."""
-        return self._trial.end()
-
-    def trial(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, *, shrink: Shrink = "all") -> RunningTrial:
-        """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.
-
-        Those are half the micro-batch after an OOM, and fewer loader processes where those failed (`oom.retreat`); with
-        "loader" only the latter, with "" none. A RAM cache that there is no room for is left out with any.
-        """
         self._caches = 1  # others that have begun have taken theirs
-        return RunningTrial(self, dict(knobs), plan, seed, shrink)
+        return RunningTrial(self, order, tell).run(pause_after_s)
+
+    def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, shrink: Shrink = "all") -> TrialState:
+        """Returns the result of a training, which tells of nothing in between."""
+        return self.trial(TrialOrder("", knobs, seed, plan, self.setting.threads, shrink))
 
     def use_threads(self, count: int) -> None:
         """Gives torch's operators so many threads from here on."""
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
-
-    def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int) -> dict[str, Any]:
-        """Returns the result of a whole trial."""
-        self.use_threads(self.setting.threads)
-        trial = self.trial(knobs, plan, seed)
-        while not (result := trial.advance())["done"]:
-            pass
-        return result
 
     def recover(self, error: BaseException) -> None:
         """Frees what a failed step holds: its frames and the allocator's cache; the next trial drops the gradients."""
@@ -382,8 +379,8 @@ class Session:
         if self.setting.device == "cuda" and not oom.poisoned(error):
             torch.cuda.empty_cache()
 
-    def settled(self, cap_bytes: int | None) -> dict[str, Any]:
-        """Returns what the process holds now that a trial is over, and as `retire` why it should run no other, or "".
+    def settled(self, cap_bytes: int | None) -> Settled:
+        """Returns what the process holds now that a trial is over, and as `retire` why it should run no other.
 
         What belongs to the process is its model; the rest has to be gone, after a collection at the latest.
         """
@@ -394,7 +391,7 @@ class Session:
         reserved = self.memory.reserved_bytes()
         # By the tensors: what the allocator's segments have beside them is there from loading on.
         left = left_behind(own, self.memory.held_bytes(), self.memory.limit_bytes(cap_bytes))
-        return {"own_bytes": own, "held_bytes": reserved, "retire": left}
+        return Settled(own, reserved, left)
 
     def _clear(self) -> int:
         """Returns the bytes of the model, after a collection where more is held.

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tuning.journal.events import Facts
 from tuning.workers import machine
 from tuning.workers.nvml import NvmlCard
 
@@ -69,8 +70,8 @@ class TelemetryReader:
         self._readings, self._wall_s = self._readings + 1, self._wall_s + wall_s
         self._opened, self._counters = now, counters
 
-    def summary(self) -> dict[str, Any]:
-        """Returns the readings since `begin` as one plain dict, empty without any.
+    def summary(self) -> Facts:
+        """Returns the readings since `begin` by name, nothing without any.
 
         Their number and `wall_s`; of the processor seconds of all cores the share that was busy (`machine_cpu_frac`),
         and what other virtual machines took (`steal_frac`); means over time of `MEANS`, the highest `temperature_c`,
@@ -79,7 +80,7 @@ class TelemetryReader:
         """
         if not self._readings:
             return {}
-        found: dict[str, Any] = {"readings": self._readings, "wall_s": self._wall_s}
+        found: dict[str, object] = {"readings": self._readings, "wall_s": self._wall_s}
         whole_s = self._counted["whole_s"]
         for name, part in (("machine_cpu_frac", "busy_s"), ("steal_frac", "steal_s")):
             found[name] = self._counted[part] / whole_s if whole_s else None

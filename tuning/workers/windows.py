@@ -3,71 +3,78 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import statistics
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from trainables import host_memory, loop, precision, training
 from trainables.batches import plan_epoch, size_of
 from trainables.own_count import OwnState
+from trainables.reports import Event
 from trainables.stopwatch import LOADING, SPANS, Window
+from tuning.journal.events import Timed
+from tuning.memory.oom import Outcome
 from tuning.search.timing import MicroStep
 from tuning.workers.telemetry import TelemetryReader
 
 
-def read_windows(
-    state: training.AnyState, telemetry: TelemetryReader, starts_s: list[float], dropped: int = 1
-) -> Iterator[Window]:
-    """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes.
+class WindowReader:
+    """Hears a run without milestones, and passes on its windows, the first `dropped` left out; each is read as it
+    closes. `take` returns whether they are enough.
 
     Those left out add to `starts_s`, which is what the beginning of a pass takes, as those read do.
 
     One in which a graph was compiled is left out, too: their own code may compile some, at a new shape even late. So is
     one that has shown that freed memory is to be kept: those after it are faster.
     """
-    events = (event for event in training.train(state) if isinstance(event, Window))
-    for window in itertools.islice(events, dropped):
-        starts_s += window.pass_starts_s
-    telemetry.begin()
-    state_of_process = precision.graphs_made(), host_memory.is_kept()
-    for window in events:
-        starts_s += window.pass_starts_s
-        before, state_of_process = state_of_process, (precision.graphs_made(), host_memory.is_kept())
-        if state_of_process == before:
-            telemetry.read()
-            yield window
+
+    def __init__(
+        self, telemetry: TelemetryReader, take: Callable[[Window], bool], starts_s: list[float], dropped: int = 1
+    ) -> None:
+        self._telemetry, self._take, self._starts_s, self._dropped = telemetry, take, starts_s, dropped
+        self._of_process = 0, False
+
+    def __call__(self, event: Event) -> bool:
+        """Takes an event; returns whether the run is to end."""
+        if not isinstance(event, Window):
+            return False
+        self._starts_s += event.pass_starts_s
+        before, self._of_process = self._of_process, (precision.graphs_made(), host_memory.is_kept())
+        if self._dropped:
+            self._dropped -= 1
+            self._telemetry.begin()
+            return False
+        if self._of_process != before:
+            return False
+        self._telemetry.read()
+        return self._take(event)
 
 
-def speed(windows: Sequence[Window], starts_s: Sequence[float] = (), pass_samples: int = 0) -> dict[str, Any]:
-    """Returns samples a second over all windows, what a micro-step and an optimiser step take, and the spans.
+def speed(windows: Sequence[Window], starts_s: Sequence[float] = (), pass_samples: int = 0) -> Timed:
+    """Returns samples a second over all windows, what a micro-step and an optimiser step take, and sums over the
+    windows: seconds of each span and of all, micro-steps and optimiser steps.
 
     Where the samples of a pass are given, each window has its share of what the beginning of a pass takes (`pass_s`, by
     `starts_s`), whether one fell into it or not.
     """
-    rates = [w.samples_per_s for w in windows]
-    spans = spans_of(windows)
+    names = (*(f"{span}_s" for span in (*SPANS, *LOADING)), "wall_s", "micro_steps", "steps")
+    spans = {name: sum(getattr(w, name) for w in windows) for name in names}
     micro_steps, steps, wall_s, optimizer_s = (spans[n] for n in ("micro_steps", "steps", "wall_s", "optimizer_s"))
     samples, pass_s = sum(w.samples for w in windows), statistics.median(starts_s) if starts_s else 0.0
     if pass_samples:
         wall_s += samples * pass_s / pass_samples - sum(sum(w.pass_starts_s) for w in windows)
-    return {
-        "windows": rates,
+    return Timed(
+        outcome=Outcome.OK,
+        windows=tuple(w.samples_per_s for w in windows),
         # All samples over all seconds, not the median of windows: batches differ in length, and their mix is the point.
-        "samples_per_s": samples / wall_s if wall_s else None,
-        "pass_s": pass_s,
-        "optimizer_step_s": optimizer_s / steps if steps else 0.0,
-        "micro_step_s": (wall_s - optimizer_s) / micro_steps if micro_steps else 0.0,
-        "spans": spans,
-    }
-
-
-def spans_of(windows: Sequence[Window]) -> dict[str, float]:
-    """Returns the sums over the windows: seconds of each span and of all, micro-steps and optimiser steps."""
-    names = (*(f"{span}_s" for span in (*SPANS, *LOADING)), "wall_s", "micro_steps", "steps")
-    return {name: sum(getattr(w, name) for w in windows) for name in names}
+        samples_per_s=samples / wall_s if wall_s else None,
+        pass_s=pass_s,
+        optimizer_step_s=optimizer_s / steps if steps else 0.0,
+        micro_step_s=(wall_s - optimizer_s) / micro_steps if micro_steps else 0.0,
+        spans=spans,
+    )
 
 
 class Planned(NamedTuple):
@@ -87,16 +94,17 @@ class Works:
     varies = False
 
     def __init__(self, state: loop.State) -> None:
+        self._state = state
         self._knobs, self._seed = state.config.knobs, state.config.seed
         self.samples, self._lengths = pass_samples_of(state), state.resident.lengths(state.config, "train")
         self._epoch = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.mean = statistics.fmean(one.work for one in self._epoch(0) if one.whole)
         """That of a micro-batch, over the whole batches of the first epoch."""
 
-    def before(self, state: loop.State, count: int) -> list[Planned]:
-        """Returns the last `count` micro-steps of a run that stands between two batches."""
+    def before(self, count: int) -> list[Planned]:
+        """Returns the last `count` micro-steps of the run, which stands between two batches."""
         each = len(self._epoch(0))
-        end = state.epoch * each + state.micro_batches_done
+        end = self._state.epoch * each + self._state.micro_batches_done
         return [self._epoch(number // each)[number % each] for number in range(end - count, end)]
 
     def _of_epoch(self, epoch: int) -> list[Planned]:
@@ -124,26 +132,26 @@ class SeenWorks:
 
     def __init__(self, state: OwnState) -> None:
         self.varies = False
-        self.samples = state.pass_samples or 1 << 62
+        self._state = state
 
-    def before(self, state: OwnState, count: int) -> list[Planned]:
-        """Returns the last `count` micro-steps of a run that stands between two batches."""
-        sizes = [size for size, _ in state.micro_steps]
+    @property
+    def samples(self) -> int:
+        """Returns the samples of a pass."""
+        return self._state.pass_samples or 1 << 62
+
+    def before(self, count: int) -> list[Planned]:
+        """Returns the last `count` micro-steps of the run, which stands between two batches."""
+        sizes = [size for size, _ in self._state.micro_steps]
         whole, seen = max(sizes), sum(sizes)
         smaller = len(sizes) - sizes.count(whole)
         self.varies = len(set(sizes)) > 2 or (smaller - 1) * self.samples >= seen
-        last = list(state.micro_steps)[-count:]
+        last = list(self._state.micro_steps)[-count:]
         return [Planned(1.0, self.varies or size == whole, ends_batch) for size, ends_batch in last]
 
 
 def pass_samples_of(state: training.AnyState) -> int:
     """Returns the samples of a pass of a run that is prepared."""
     return state.pass_samples if isinstance(state, OwnState) else size_of(state.resident.dataset(state.config, "train"))
-
-
-def works_of(state: training.AnyState) -> Any:
-    """Returns the work in the micro-steps of a run: `samples` of a pass, `mean`, `varies`, `before(state, count)`."""
-    return SeenWorks(state) if isinstance(state, OwnState) else Works(state)
 
 
 def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:

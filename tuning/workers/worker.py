@@ -14,24 +14,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import psutil
 
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning import search_path
-from tuning.config.errors import PreflightError
+from tuning.config.errors import PreflightError, UserCodeError
+from tuning.journal.events import Timed, WorkerAnswer
 from tuning.memory import oom
+from tuning.memory.measure import Footprint
 from tuning.memory.oom import Fault, Outcome
+from tuning.search.protocols import TrialState
 from tuning.workers import machine, user_code
 from tuning.workers.nvml import VISIBLE
-from tuning.workers.worker_config import Failed, Following, TrialOrder, WorkerConfig
+from tuning.workers.worker_config import (
+    ChangedKnobs,
+    Description,
+    Failed,
+    Following,
+    RankEnd,
+    TrialOrder,
+    Untrained,
+    WorkerConfig,
+)
 
 HUNG = Fault("process hung", Outcome.TIMEOUT)
 LATE = Fault("search.max_time was over", Outcome.CUT)
@@ -55,12 +67,9 @@ _ENDED_S = 10.0
 """How long a killed process is waited for; one that a driver holds cannot be killed, and is left behind."""
 _LIBRARY = f"{os.sep}lib{os.sep}python"
 """In the path of every module that is Python's or installed, and in none of a user's own."""
-_PROBED: dict[str, Any] = {"windows": [], "samples_per_s": None}
-_FOOTPRINT = {"parameter_bytes": 0, "optimizer_bytes": 0, "measured": [], "measured_alone": []}
-_TRAINED: dict[str, Any] = {
-    **{"values": {}, "samples": 0, "measured_samples_per_s": None},
-    **{"train_s": 0.0, "evaluate_s": 0.0, "setup_s": 0.0, "peak_allocated_bytes": 0, "done": True},
-}
+TRIES = 2
+"""A trial whose process was lost is run once more, in a new one."""
+AnswerT = TypeVar("AnswerT", bound=WorkerAnswer)
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class Asked:
     """What a process is at: the method it was asked for, "load" while it begins, "" for none; and the knobs."""
 
     method: str = ""
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    knobs: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 class WorkerLost(Exception):
@@ -80,9 +89,10 @@ class WorkerLost(Exception):
         super().__init__((f"{begin}: {last}" if begin and last else begin or last)[:500])
         self.fault = fault
 
-    def result(self) -> dict[str, Any]:
-        """Returns what this is for a trial or a measurement: its outcome."""
-        return {"outcome": str(self.fault.outcome), "fault": self.fault.name, "message": str(self)}
+    def result(self, kind: type[AnswerT], wall_s: float = 0.0) -> AnswerT:
+        """Returns the result of a kind that has this as its outcome."""
+        outcome = str(self.fault.outcome)
+        return kind(outcome=outcome, fault=self.fault.name, message=str(self), wall_s=wall_s)
 
 
 class WorkerFailed(WorkerLost):
@@ -98,10 +108,10 @@ class Worker:
     """The handle of a process that is started by `start` or the first call, and anew after it was lost or ended.
 
     As a profiler (`search.protocols.Profiler`) it measures once more what its process was lost over; lost again, that
-    is the measurement's outcome. As an executor's worker (`begin`, `advance`, `finish`) it raises WorkerLost. Either
-    way UserCodeError says that the workload's code failed, PreflightError that this machine cannot load it. `warn`
-    hears of what was lost. After `deadline`, in seconds of the monotonic clock, no answer is waited for longer than
-    `LAST_S`, and nothing is tried again.
+    is the measurement's outcome. UserCodeError says that the workload's code failed, PreflightError that this machine
+    cannot load it. `warn` hears of what was lost.
+    After `deadline`, in seconds of the monotonic clock, no answer is waited for longer than `LAST_S`, and nothing is
+    tried again.
     `asked` is what the process is at, for whoever shows it.
     """
 
@@ -111,44 +121,48 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_ready = self._has_loop = False
+        self._retired = ""
+        """Why the process that answered last was ended, "" if it was not."""
+        self._left: list[tuple[str, str]] = []
+        """The event and the reason for which the next trial runs in a new process."""
         self._longest_s = 0.0
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by __exit__)
 
     # -- measurements --------------------------------------------------------------------------------------------------
 
-    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+    def describe(self, knobs: Mapping[str, Scalar]) -> Description:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
-        found = self._measured({}, "describe", dict(knobs))
-        fault, mend = found.get("fault"), "mend what it names"
+        found = self._measured(Description, "describe", dict(knobs))
+        fault, mend = found.fault, "mend what it names"
         if self._has_loop and fault in (LATE.name, HUNG.name):
             mend += " (does a train(run) go over run.batches(loader)?)"
         if fault == LATE.name:
-            said = str(found["message"]).removeprefix(f"{LATE.name}: ")
+            said = found.message.removeprefix(f"{LATE.name}: ")
             remedy = f"{mend}, or " * (self._has_loop or " in File " in said) + "a larger search.max_time"
             raise PreflightError(f"{LATE.name} before the workload was loaded: {said}", remedy=remedy)
-        if fault is not None:
+        if fault:
             remedy = f"{mend}, or give it more time: search.hang_time=10m"
-            raise PreflightError(f"the measuring process failed twice: {found['message']}", remedy=remedy)
+            raise PreflightError(f"the measuring process failed twice: {found.message}", remedy=remedy)
         return found
 
-    def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+    def sanity_check(self, knobs: Mapping[str, Scalar]) -> Untrained:
         """Returns `Session.sanity_check`; raises UserCodeError where it finds something wrong with the code."""
-        return self._measured({"untrained": {}}, "sanity_check", dict(knobs))
+        return self._measured(Untrained, "sanity_check", dict(knobs))
 
-    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
+    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> ChangedKnobs:
         """Returns `Session.kinds`."""
-        return self._measured({"changed": {}}, "kinds", dict(knobs), dict(changes))
+        return self._measured(ChangedKnobs, "kinds", dict(knobs), dict(changes))
 
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
         """Returns `Session.footprint`."""
-        return self._measured(_FOOTPRINT, "footprint", dict(knobs), list(micro_batches))
+        return self._measured(Footprint, "footprint", dict(knobs), list(micro_batches))
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
         """Returns `Session.probe`, and where it is known as `others_cpu_frac` the share of the cores that it could use
         which other programs took at the least.
         """
         process, begun = self._process, self._processor_s()
-        found = self._measured(_PROBED, "probe", dict(knobs), time_s, best_samples_per_s, expected_s=time_s)
+        found = self._measured(Timed, "probe", dict(knobs), time_s, best_samples_per_s, expected_s=time_s)
         busy_s, whole_s, own_s = (now - then for now, then in zip(self._processor_s(), begun, strict=True))
         is_same = self._process is not None and process in (None, self._process)  # else its seconds are gone with it
         if not is_same or whole_s <= 0:
@@ -157,38 +171,31 @@ class Worker:
         wanted = (1 if own.device == "cuda" else own.threads) * own.ranks + int(knobs.get("num_workers") or 0)
         wanted = min(wanted, cores)
         taken = cores * (busy_s - own_s) / whole_s - (cores - wanted)
-        return {**found, "others_cpu_frac": max(0.0, taken / wanted)}
+        return replace(found, others_cpu_frac=max(0.0, taken / wanted))
 
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
         """Returns `Session.window`."""
-        return self._measured(_PROBED, "window", dict(knobs), window_s, seed, expected_s=window_s)
+        return self._measured(Timed, "window", dict(knobs), window_s, seed, expected_s=window_s)
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
-    ) -> dict[str, Any]:
+    ) -> TrialState:
         """Returns the result of a whole training, with everything the device has, or that `left_s` was over: `cut`.
-
-        Its `curve` has the seconds of training, the samples and the values at each milestone, the end included.
 
         An OOM of the device is its outcome, since what is confirmed is exported as it stands: no micro-batch is halved.
         """
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self.config.cap_bytes)
         order = TrialOrder("", knobs, seed, plan, self.config.threads, "loader")
         until = time.monotonic() + left_s
-        return self._twice(_TRAINED, lambda: self._trained(order, until))
+        return replace(self._twice(TrialState, lambda: self._trained(order, until)), done=True)
 
-    def _trained(self, order: TrialOrder, until: float) -> dict[str, Any]:
-        self.begin(order)
-        curve: list[tuple[float, int, Mapping[str, Any]]] = []
-        while True:
-            found = self.advance(until)
-            if found.get("values"):
-                curve.append((float(found.get("train_s") or 0.0), int(found["samples"]), found["values"]))
-            if found["done"]:
-                return {**found, "curve": curve}
-            if time.monotonic() >= until:
-                self.finish()
-                return {**found, "outcome": str(Outcome.CUT), "message": "its time was over", "done": True}
+    def _trained(self, order: TrialOrder, until: float) -> TrialState:
+        states = self._states(order, until)
+        for found in states:
+            if not found.done and time.monotonic() >= until:
+                states.close()
+                return replace(found, outcome=str(Outcome.CUT), message="its time was over")
+        return found
 
     # -- trials --------------------------------------------------------------------------------------------------------
 
@@ -197,25 +204,75 @@ class Worker:
         """Returns whether there is a process, as far as is known before it is asked."""
         return self._process is not None
 
-    def begin(self, order: TrialOrder) -> None:
-        """Takes the next trial."""
-        self._ask("begin", order)
+    def trial(self, order: TrialOrder) -> Generator[TrialState]:
+        """Yields the states of a trial, at its rungs and every few seconds, the last of them `done`.
 
-    def advance(self, until: float = math.inf) -> dict[str, Any]:
-        """Returns the trial's state at its next milestone, pause or `until`, or its result: then `done` is true."""
+        Closing the generator, which is to be done in any case, ends the trial. A process lost is an outcome, and so is
+        one that cannot load the workload. What happened to it since the trial began is in `decisions` of every state.
+        """
+        decisions = [(event, f"{reason}; the trial runs in a new process") for event, reason in self._left]
+        self._left, self._retired = [], ""
+        if order.left_s is not None:
+            self.deadline = time.monotonic() + order.left_s
+        for number in range(1, TRIES + 1):
+            states = self._states(order)
+            try:
+                for state in states:
+                    yield replace(state, decisions=tuple(decisions))
+                break
+            except GeneratorExit:
+                self._stop(states)
+                raise
+            except (PreflightError, UserCodeError) as error:
+                yield TrialState(
+                    outcome=Outcome.CRASH,
+                    message=error.what[:500],
+                    fatal=error.what,
+                    elsewhere=error.elsewhere,
+                    done=True,
+                    decisions=tuple(decisions),
+                )
+                break
+            except WorkerLost as lost:
+                self.end()
+                if number == TRIES or lost.fault is LATE:
+                    yield replace(lost.result(TrialState), done=True, decisions=tuple(decisions))
+                    break
+                decisions.append(("lost", f"{lost}; it is run once more"))
+
+    def _stop(self, states: Generator[TrialState]) -> None:
+        """Ends a trial, and keeps why the next one runs in a new process, if it does."""
+        try:
+            states.close()
+            self._left = [("retired", self._retired)] if self._retired else []
+        except WorkerLost as lost:  # it was judged, and its result stands
+            self.end()
+            self._left = [("lost", str(lost))]
+
+    def _states(self, order: TrialOrder, until: float = math.inf) -> Generator[TrialState]:
+        """Yields the states that a process sends; closing the generator ends the trial. Raises WorkerLost."""
+        state = self._ask("trial", order, self._pause_after_s(until))
+        while isinstance(state, TrialState):
+            try:
+                yield state
+            except GeneratorExit:
+                if not state.done:
+                    self._exchange(0.0)
+                raise
+            if state.done:
+                return
+            state = self._exchange(self._pause_after_s(until))
+
+    def _pause_after_s(self, until: float) -> float:
         ends = min(until, math.inf if self.deadline is None else self.deadline)
-        return self._ask("advance", min(PAUSE_AFTER_S, max(LEAST_PAUSE_AFTER_S, ends - time.monotonic())))
+        return min(PAUSE_AFTER_S, max(LEAST_PAUSE_AFTER_S, ends - time.monotonic()))
 
-    def finish(self) -> dict[str, Any]:
-        """Ends the trial where it is; returns `Session.settled`."""
-        return self._ask("finish")
-
-    def follow(self, training: Following) -> dict[str, Any]:
+    def follow(self, training: Following) -> RankEnd:
         """Returns how the process fared in a training of several, once it is over (`Session.follow`)."""
         try:
-            return self._ask("follow", training)
+            return cast(RankEnd, self._ask("follow", training))
         except WorkerLost as lost:
-            return lost.result()
+            return lost.result(RankEnd)
 
     # -- the process ---------------------------------------------------------------------------------------------------
 
@@ -266,13 +323,11 @@ class Worker:
         self.end()
         self._said.close()
 
-    def _measured(
-        self, nothing: Mapping[str, Any], method: str, *arguments: Any, expected_s: float = 0.0
-    ) -> dict[str, Any]:
-        return self._twice(nothing, lambda: self._ask(method, *arguments, expected_s=expected_s))
+    def _measured(self, kind: type[AnswerT], method: str, *arguments: Any, expected_s: float = 0.0) -> AnswerT:
+        return self._twice(kind, lambda: cast(AnswerT, self._ask(method, *arguments, expected_s=expected_s)))
 
-    def _twice(self, nothing: Mapping[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns what the work comes to; where its process is lost two times, `nothing` with that as its outcome."""
+    def _twice(self, kind: type[AnswerT], work: Callable[[], AnswerT]) -> AnswerT:
+        """Returns what the work comes to; if its process is lost two times, a result with that as its outcome."""
         begun = time.monotonic()
         try:
             try:
@@ -287,25 +342,31 @@ class Worker:
         except WorkerFailed as failed:
             raise user_code.error_of(failed.failed, self.config.workload) from None
         except WorkerLost as lost:
-            return {**nothing, **lost.result(), "wall_s": time.monotonic() - begun}
+            return lost.result(kind, wall_s=time.monotonic() - begun)
 
-    def _ask(self, method: str, *arguments: Any, expected_s: float = 0.0) -> dict[str, Any]:
+    def _ask(self, method: str, *arguments: Any, expected_s: float = 0.0) -> WorkerAnswer:
         self.load()
         order = arguments[0] if arguments else None
         knobs = order.knobs if isinstance(order, TrialOrder | Following) else order
         self.asked = Asked(method, knobs if isinstance(knobs, Mapping) else self.asked.knobs)
+        return self._exchange((method, arguments), expected_s)
+
+    def _exchange(self, message: object, expected_s: float = 0.0) -> WorkerAnswer:
+        """Returns the answer to a message; a process that is to be retired is ended."""
         try:
-            self._pipe.send((method, arguments))
+            self._pipe.send(message)
         except OSError as error:
             raise self._lost() from error
         answer = self._answer(expected_s + self.config.hang_s)
-        self.asked = Asked("", self.asked.knobs)
+        is_state = isinstance(answer, TrialState) and not answer.done
+        self.asked = self.asked if is_state else Asked("", self.asked.knobs)
         if isinstance(answer, Failed):
             self.end()
             raise WorkerFailed(answer)
-        if answer.get("retire"):  # its device context is lost, or memory: the next call starts another
+        self._retired = answer.retire
+        if answer.retire:  # its device context is lost, or memory: the next call starts another
             self.end()
-        return cast(dict[str, Any], answer)
+        return cast(WorkerAnswer, answer)
 
     def renew(self) -> None:
         """Does as `load`, with another process where there is none any more."""
@@ -323,7 +384,7 @@ class Worker:
         if isinstance(answer, Failed):
             self.end()
             raise user_code.error_of(answer, self.config.workload)
-        self._is_ready, self._has_loop = True, bool(answer.get("has_loop"))
+        self._is_ready, self._has_loop = True, bool(answer)
 
     def _answer(self, idle_s: float) -> Any:
         """Returns the next answer; raises WorkerLost where the process ends before, or takes longer than it may.

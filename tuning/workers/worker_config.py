@@ -1,14 +1,15 @@
-"""What a worker's process is told and asked. No torch: the study that says it has no use for it."""
+"""What a worker's process is told, and what it answers. No torch: the study that says it has no use for it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from trainables.knobs import Scalar
 from trainables.plan import Plan
+from tuning.journal.events import Facts, WorkerAnswer, WorkloadFacts
 
 Shrink = Literal["", "loader", "all"]
 """What a trial that ran out of memory may change to begin again: nothing, the loader's knobs, the micro-batch too.
@@ -29,7 +30,7 @@ class WorkerConfig:
     """
 
     workload: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Facts = field(default_factory=dict)
     device: str = "cpu"
     threads: int = 1
     cap_bytes: int | None = None
@@ -74,6 +75,60 @@ class Following:
     rank: int = 0
     count: int = 1
     rendezvous: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(WorkerAnswer, WorkloadFacts):
+    """What only a process with torch can tell of device and workload.
+
+    Of a custom loop, which was tried for a few steps: `seen` are the sizes of its batches; it `averages` if its
+    gradients may be averaged over processes; `untrained` is what it reported if nothing was learned by then. `torch` is
+    the version and `room_bytes` the free memory of a node.
+    """
+
+    averages: bool = False
+    seen: Mapping[str, int] = field(default_factory=dict)
+    untrained: Mapping[str, float] = field(default_factory=dict)
+    torch: str = ""
+    room_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untrained(WorkerAnswer):
+    """The objectives before any step; none if they are not defined then."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedKnobs(WorkerAnswer):
+    """The knobs that change what is learned, each with the reason in words; `message` if that could not be measured.
+
+    `untold` are those whose change cannot be told from the random numbers that a step draws.
+    """
+
+    changed: Mapping[str, str] = field(default_factory=dict)
+    untold: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a process holds once a training is over: `own_bytes` of the model, `held_bytes` in all.
+
+    `retire` says why it should run nothing else, "" if it may.
+    """
+
+    own_bytes: int
+    held_bytes: int
+    retire: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd(WorkerAnswer):
+    """How the process of a `rank` fared in a training of several; `of_another`: it failed since another one had."""
+
+    rank: int = 0
+    of_another: bool = False
 
 
 @dataclass(frozen=True)

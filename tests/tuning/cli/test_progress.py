@@ -122,7 +122,7 @@ def test_who_trains_on_a_first_fresh_seed_is_shown_at_once(records, study):
     begins = len(until(own, "confirm")) + 1
     configs = {r["name"]: r["config"] for r in own if r.event == "confirmed"}
     for name, config in configs.items():
-        rows = progress(History(own[:begins]), study, 80.0, Asked("advance", config)).rows
+        rows = progress(History(own[:begins]), study, 80.0, Asked("trial", config)).rows
         assert [row.name for row in rows if row.since_s is not None] == [name]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tuning.config.space import Space
 from tuning.journal.events import StudyRecord
 from tuning.journal.records import Journal
 from tuning.memory.groups import guard, key_of, memory_groups, micro_batches
-from tuning.memory.measure import MemoryStage
+from tuning.memory.measure import Footprint, MemoryStage
 from tuning.memory.prediction import Prediction
 from tuning.memory.trace import Trace
 
@@ -43,12 +44,12 @@ class Bench(FormulaProfiler):
         self.asked: list[tuple[int, ...]] = []
         self.dropouts: set[Scalar] = set()
 
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
         self.asked.append(tuple(micro_batches))
         self.dropouts.add(knobs["dropout"])
         found = super().footprint(knobs, micro_batches)
-        fitting = itertools.takewhile(lambda pair: pair[1] <= self.room_mb * MB, found["measured"])
-        return {**found, "measured": list(fitting), "message": "no room"}
+        fitting = itertools.takewhile(lambda pair: pair[1] <= self.room_mb * MB, found.measured)
+        return replace(found, measured=tuple(fitting), message="no room")
 
 
 @pytest.fixture
@@ -152,11 +153,11 @@ def test_a_footprint_that_hung_says_nothing_of_the_memory(
     journal: Journal, outcome: str, fitting: tuple[int, ...], hangs_at: tuple[int, ...]
 ) -> None:
     class Slow(Bench):
-        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-            found = {**super().footprint(knobs, micro_batches), "message": "no room"}
+        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
+            found = replace(super().footprint(knobs, micro_batches), message="no room")
             if tuple(micro_batches) == hangs_at:
-                return {**found, "outcome": outcome, "measured": []}
-            return {**found, "measured": [pair for pair in found["measured"] if pair[0] in fitting]}
+                return replace(found, outcome=outcome, measured=())
+            return replace(found, measured=tuple(pair for pair in found.measured if pair[0] in fitting))
 
     journal.append(StudyRecord, card={"cap_bytes": None}, device={"type": "cuda"})
     profiler = Slow()

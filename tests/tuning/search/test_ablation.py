@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ class Drifting(FormulaProfiler):
         """Returns the formula's speed, less what the machine has lost."""
         found = super().window(knobs, window_s, seed)
         slower = 0.99 ** len(self.probed)
-        return {**found, "samples_per_s": found["samples_per_s"] and found["samples_per_s"] * slower}
+        return replace(found, samples_per_s=found.samples_per_s and found.samples_per_s * slower)
 
 
 def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 5) -> tuple[dict, History]:

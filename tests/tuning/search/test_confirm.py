@@ -19,7 +19,7 @@ from trainables.knobs import Scalar
 from trainables.our_knobs import EVERY
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
-from tuning.journal.events import EVENTS, ProbeRecord, ResumeRecord, StartRecord, TrialRecord
+from tuning.journal.events import EVENTS, ProbeRecord, ResumeRecord, StartRecord, Timed, TrialRecord
 from tuning.journal.records import Journal, Record
 from tuning.search.confirm import (
     LEAST_ROUNDS,
@@ -31,6 +31,7 @@ from tuning.search.confirm import (
     median_rate,
     train_reference,
 )
+from tuning.search.protocols import TrialState
 from tuning.search.race import LEAST_SEEDS, SYSTEM
 from tuning.search.rule import Baseline, Rule
 
@@ -78,7 +79,7 @@ class Bench(FormulaProfiler):
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
-    ) -> dict[str, Any]:
+    ) -> TrialState:
         """Returns the error of the batch size, with noise of a seed that is the same for all, and one of its own."""
         size = int(knobs["batch_size"])
         assert MORE * samples / self.per_s(knobs) <= left_s, "what cannot end is not begun"
@@ -86,20 +87,21 @@ class Bench(FormulaProfiler):
         self.now += samples / self.per_s(knobs)
         self.trained.append((size, int(knobs["num_workers"]), seed))
         noise = 0.01 * math.sin(seed) + 0.001 * math.sin(seed * size)
-        found = {"outcome": "ok", "message": "", "values": {"error": self.errors[size] + noise}, "samples": samples}
-        found |= {
-            "measured_samples_per_s": self.per_s(knobs),
-            "train_s": samples / self.per_s(knobs),
-            "evaluate_s": 0.0,
-        }
-        lost = {"outcome": self.outcome, "values": {}} if size in self.broken else {}
-        return {**found, "peak_allocated_bytes": 1, **lost}
+        found = TrialState(
+            outcome="ok",
+            values={"error": self.errors[size] + noise},
+            samples=samples,
+            measured_samples_per_s=self.per_s(knobs),
+            train_s=samples / self.per_s(knobs),
+            peak_allocated_bytes=1,
+        )
+        return replace(found, outcome=self.outcome, values={}) if size in self.broken else found
 
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
         """Returns the speed in turns, which drifts from round to round alike for all."""
         self.now += max(window_s, 0.1)
-        found = {"outcome": "ok", "samples_per_s": self.turns(knobs) * (1 - 0.05 * seed), "windows": [], "message": ""}
-        return {**found, "wall_s": max(window_s, 0.1)}
+        rate = self.turns(knobs) * (1 - 0.05 * seed)
+        return Timed(outcome="ok", samples_per_s=rate, wall_s=max(window_s, 0.1))
 
 
 def searched(folder: Path, errors: Errors = FLAT) -> Journal:
@@ -360,9 +362,9 @@ def test_every_round_has_a_window_of_each_and_the_order_turns(tmp_path: Path) ->
 
 def test_what_fails_in_its_first_window_is_left_out_and_said(tmp_path: Path) -> None:
     class Failing(FormulaProfiler):
-        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
             if knobs == NAMED["after"]:
-                return {"samples_per_s": None, "outcome": "oom", "message": "out of memory", "wall_s": 1.0}
+                return Timed(outcome="oom", message="out of memory", wall_s=1.0)
             return super().window(knobs, window_s, seed)
 
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
@@ -406,11 +408,11 @@ class Slow(FormulaProfiler):
 
     now = 0.0
 
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
         """Returns the speed, and lets the time pass."""
         took_s = max(window_s, 3 * (40.0 if knobs["micro_batch_size"] == 4 else 1.0))
         self.now += took_s
-        return {**super().window(knobs, window_s, seed), "wall_s": took_s}
+        return replace(super().window(knobs, window_s, seed), wall_s=took_s)
 
 
 def test_who_is_too_slow_takes_no_windows_from_the_others(tmp_path: Path) -> None:

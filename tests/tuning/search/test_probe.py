@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from trainables.knobs import Scalar
 from trainables.our_knobs import EVERY
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
-from tuning.journal.events import ProbeRecord, StudyRecord
+from tuning.journal.events import ProbeRecord, StudyRecord, Timed
 from tuning.journal.records import Journal
 from tuning.journal.run import History
 from tuning.memory.groups import guard, key_of, memory_groups
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGuard
-from tuning.memory.measure import MemoryStage
+from tuning.memory.measure import Footprint, MemoryStage
 from tuning.search.probe import ProbeStage, left_out
 from tuning.search.throughput import Speeds, fastest, inside, probed
 
@@ -74,17 +75,17 @@ def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
 def test_probes_are_so_short_that_each_value_has_one_beside_what_is_named_and_what_had_none_is_said(
     tmp_path: Path, max_time_s: float, lacking: list[str]
 ) -> None:
-    class Timed(FormulaProfiler):
+    class Clocked(FormulaProfiler):
         now_s = 0.0
 
-        def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+        def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
             self.now_s += time_s
             return super().probe(knobs, time_s, best_samples_per_s)
 
     space = Space.parse(
         {"batch_size": 64, "micro_batch_size": 64, "num_workers": [0, 1, 2], "channels_last": [False, True]}, EVERY
     )
-    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Timed()
+    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Clocked()
     budget = ProbeSection(max_time_s=max_time_s, probe_time_s=3.0)
     ProbeStage(profiler, space, journal, guard(History(), None), budget, clock=lambda: profiler.now_s).run(
         {"before": {"batch_size": 64, "num_workers": 0}}, lambda r: None
@@ -122,12 +123,12 @@ class Broken(FormulaProfiler):
 
     works, message = 0, "it broke"
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
         """Returns a crash, or the formula's speed."""
         found = super().probe(knobs, time_s, best_samples_per_s)
         if len(self.probed) <= self.works:
             return found
-        return {"outcome": "crash", "message": self.message, "samples_per_s": None, "windows": [], "wall_s": 0.0}
+        return Timed(outcome="crash", message=self.message)
 
 
 @pytest.mark.parametrize(("works", "message", "few"), [(0, "it broke", 4), (0, "LoopError: so", 2), (1, "it broke", 0)])
@@ -147,9 +148,9 @@ def test_where_the_first_three_probes_crash_no_others_are_tried_but_those_named(
 class Late(FormulaProfiler):
     """A profiler after search.max_time."""
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
         """Returns no speed."""
-        return {"outcome": "cut", "message": "no answer for 5 s", "samples_per_s": None, "windows": [], "wall_s": 5.0}
+        return Timed(outcome="cut", message="no answer for 5 s", wall_s=5.0)
 
 
 def test_what_the_time_cut_is_probed_once_there_is_more(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
 
 
 def test_smaller_batches_have_a_probe_with_the_system_knobs_of_the_best_however_short_the_time(tmp_path: Path) -> None:
-    profiler = Timed()
+    profiler = Clocked()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     raw = {"batch_size": [16, 32, 64], "micro_batch_size": [64, 32, 16], "num_workers": [0, 1, 2], "amp_dtype": "fp32"}
     space = Space.parse({**SPACE.as_raw(), **raw}, EVERY)
@@ -211,14 +212,14 @@ def test_smaller_batches_have_a_probe_with_the_system_knobs_of_the_best_however_
     assert {(size, best.knobs["num_workers"]) for size in (16, 32)} <= same
 
 
-class Timed(FormulaProfiler):
+class Clocked(FormulaProfiler):
     """A profiler whose probes take as long as they are allowed to, on a clock of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[float] = []
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
         """Returns the formula's speed."""
         self.asked.append(time_s)
         return super().probe(knobs, time_s, best_samples_per_s)
@@ -226,7 +227,7 @@ class Timed(FormulaProfiler):
 
 @pytest.mark.parametrize("groups", [1, 2, 12, 48])
 def test_the_stage_keeps_to_its_time_however_many_groups_there_are(tmp_path: Path, groups: int) -> None:
-    profiler = Timed()
+    profiler = Clocked()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     widths = [128, *range(200, 200 + groups - 1)]
     space = Space.parse({**SPACE.as_raw(), "amp_dtype": "fp32", "hidden_size": widths if groups > 1 else 128}, EVERY)
@@ -246,10 +247,10 @@ def test_the_stage_keeps_to_its_time_however_many_groups_there_are(tmp_path: Pat
 class Bare(FormulaProfiler):
     """A profiler whose batches of one micro-step hold no gradients, 10 MB."""
 
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
         """Returns the formula's, of both kinds of batches."""
-        alone = [(m, self.peak_bytes({"batch_size": m, "micro_batch_size": m}, m)) for m in micro_batches]
-        return {**super().footprint({}, micro_batches), "measured_alone": alone}
+        alone = tuple((m, self.peak_bytes({"batch_size": m, "micro_batch_size": m}, m)) for m in micro_batches)
+        return replace(super().footprint({}, micro_batches), measured_alone=alone)
 
     def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
         """Returns the formula's, less the gradients where none are held."""
@@ -300,10 +301,10 @@ def test_after_an_oom_beside_gradients_it_is_probed_without_them(tmp_path: Path)
     class Optimist(Bare):
         """Measures no footprint that tells the need of 32 samples."""
 
-        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
             found = super().footprint(knobs, micro_batches)
-            low = {n: [(m, b - 30_000_000 * (m > 8)) for m, b in found[n]] for n in ("measured", "measured_alone")}
-            return {**found, **low}
+            low = [tuple((m, b - 30_000_000 * (m > 8)) for m, b in p) for p in (found.measured, found.measured_alone)]
+            return replace(found, measured=low[0], measured_alone=low[1])
 
     cap_bytes = 415_000_000
     _, journal, _ = alone(tmp_path, cap_bytes, Optimist(cap_bytes))
@@ -323,12 +324,12 @@ def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: P
 class Lucky(FormulaProfiler):
     """A profiler without attention, whose probes of another kernel of attention happen to be faster."""
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
         """Returns the formula's speed, and that no attention ran."""
         found = super().probe(knobs, time_s, best_samples_per_s)
         luck = 1.0 if knobs["sdpa_backend"] == "auto" else 0.8
-        found["micro_step_s"], found["samples_per_s"] = luck * found["micro_step_s"], found["samples_per_s"] / luck
-        return {**found, "active": {"device": "cpu", "attention": {}}}
+        step_s, rate = luck * (found.micro_step_s or 0.0), (found.samples_per_s or 0.0) / luck
+        return replace(found, micro_step_s=step_s, samples_per_s=rate, active={"device": "cpu", "attention": {}})
 
 
 def test_a_sweep_does_not_go_on_from_what_its_step_did_not_show(tmp_path: Path) -> None:
@@ -356,11 +357,11 @@ def test_a_knob_of_the_optimizer_step_is_judged_by_that_step_alone(tmp_path: Pat
     """Its micro-step came out slower by more than the fused step saves, as on a machine whose pace changes."""
 
     class Drifting(FormulaProfiler):
-        def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+        def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
             micro_step_s, optimizer_step_s = (0.012, 0.001) if knobs["fused_optimizer"] else (0.010, 0.002)
-            found = {"micro_step_s": micro_step_s, "optimizer_step_s": optimizer_step_s}
+            steps = {"micro_step_s": micro_step_s, "optimizer_step_s": optimizer_step_s}
             rate = 64 / (micro_step_s + optimizer_step_s)
-            return {**super().probe(knobs, time_s, best_samples_per_s), **found, "samples_per_s": rate}
+            return replace(super().probe(knobs, time_s, best_samples_per_s), **steps, samples_per_s=rate)
 
     types, both = ["fp32", "bf16"], [False, True]
     space = Space.parse({"batch_size": 64, "micro_batch_size": 64, "fused_optimizer": both, "amp_dtype": types}, EVERY)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tuning.memory.measure import MemoryStage
 from tuning.report import summary
 from tuning.search.probe import ProbeStage
 from tuning.search.proposals import FASTER
-from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.search.protocols import TrialPlan, TrialRequest, TrialState
 from tuning.search.scheduler import NAN_IN_FP16, SearchTerms, TrialScheduler
 from tuning.search.selection import leader
 from tuning.search.throughput import Probed, Speeds, fastest
@@ -58,11 +58,11 @@ class Bench(FormulaProfiler):
         """Returns 40 ms more than the formula."""
         return 0.040 + super().micro_step_s(knobs)
 
-    def train(self, knobs: Mapping[str, Any], samples: int, *rest: Any) -> dict[str, Any]:
+    def train(self, knobs: Mapping[str, Any], samples: int, *rest: Any) -> TrialState:
         """Returns an error that the learning rate's distance from what suits the batch makes, and falls meanwhile."""
         size, rate = int(knobs["batch_size"]), float(knobs["learning_rate"])
         error = 0.2 * abs(math.log(rate / (0.015 * math.sqrt(size / 16)))) + 0.2 * max(0.0, math.log2(size / 128))
-        return {**super().train(knobs, samples, *rest), "values": {"error": error + 1.0 - samples / 800}}
+        return replace(super().train(knobs, samples, *rest), values={"error": error + 1.0 - samples / 800})
 
 
 STUDY: Mapping[str, Any] = {"objectives": {"error": "min"}, "card": {}, "device": {}}
@@ -97,7 +97,7 @@ class Office:
             stage.run(named or {}, lambda r: None)
         whole: dict[str, Any] = {"deadline": None, **terms}
         told = SearchTerms(strategy=strategy, trials=count, seed=0, objectives={"error": "min"}, **whole)
-        plan = dataclasses.replace(ORDERS, concurrency=concurrency)
+        plan = replace(ORDERS, concurrency=concurrency)
         self.scheduler = TrialScheduler(self.journal, space, learned, told, plan, lambda r: None)
 
     def next(self) -> TrialRequest:
@@ -105,9 +105,8 @@ class Office:
         assert request is not None
         return request
 
-    def result(self, request: TrialRequest, samples: int) -> dict[str, Any]:
-        found = self.profiler.train(request.knobs, samples, (samples,), 0)
-        return {**found, "samples": samples, "knobs": dict(request.knobs), "ooms": []}
+    def result(self, request: TrialRequest, samples: int, **changed: Any) -> TrialState:
+        return replace(self.profiler.train(request.knobs, samples, (samples,), 0), **changed)
 
     def work(self, limit: int = 1000) -> list[TrialRequest]:
         """Runs trials until the scheduler has no more, or `limit` have begun."""
@@ -166,9 +165,9 @@ def test_a_training_alone_tells_the_speed_of_its_group_better_than_a_probe(tmp_p
     office, times = Office(tmp_path, count=6, concurrency=concurrency), 0.5 if concurrency == 1 else 1.0
     train = office.profiler.train
 
-    def slower(*order: Any) -> dict[str, Any]:
+    def slower(*order: Any) -> TrialState:
         found = train(*order)
-        return {**found, "measured_samples_per_s": 0.5 * found["measured_samples_per_s"]}
+        return replace(found, measured_samples_per_s=0.5 * (found.measured_samples_per_s or 0.0))
 
     office.profiler.train = slower  # type: ignore[method-assign]
     by_probes = office.scheduler._known().reference_per_s
@@ -226,10 +225,8 @@ def test_joint_proposes_every_knob_and_judges_memory_as_proposed(tmp_path: Path)
 def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> None:
     office = Office(tmp_path)
     first, second = office.next(), office.next()
-    lost = {"outcome": "killed", "values": {}, "message": "the process was lost"}
-    office.scheduler.ended(first.trial, lost)
-    oom = {"outcome": "oom", "values": {}, "message": "no room", "knobs": dict(second.knobs), "samples": 0, "ooms": []}
-    office.scheduler.ended(second.trial, oom)
+    office.scheduler.ended(first.trial, TrialState(outcome="killed", message="the process was lost"))
+    office.scheduler.ended(second.trial, TrialState(outcome="oom", message="no room", knobs=second.knobs))
     assert [t.outcome for t in office.journal.run.ended] == ["killed", "oom"]
 
 
@@ -250,7 +247,8 @@ def test_search_ends_if_its_first_trials_crash_until_mended(
     for outcome in outcomes:
         if (request := office.scheduler.next_trial()) is None:
             break
-        office.scheduler.ended(request.trial, {"outcome": outcome, "values": {"error": 0.5}, "message": message})
+        state = TrialState(outcome=outcome, values={"error": 0.5}, message=message)
+        office.scheduler.ended(request.trial, state)
     assert len(office.journal.run.ended) == begun
     assert ("crashed" in office.scheduler.stop_reason) == (begun < len(outcomes))
     is_ended = office.scheduler.only_crashes
@@ -281,7 +279,7 @@ def test_search_ends_if_the_metric_of_its_first_trials_is_nan(
         if (request := office.scheduler.next_trial()) is None:
             break
         knobs = {**request.knobs, "amp_dtype": amp_dtype}
-        found = {"outcome": "diverged", "values": {}, "message": "error is nan", "fault": fault, "knobs": knobs}
+        found = TrialState(outcome="diverged", message="error is nan", fault=fault, knobs=knobs)
         office.scheduler.ended(request.trial, found)
     assert len(office.journal.run.ended) == begun
     assert office.scheduler.only_crashes == (begun < len(ends))
@@ -293,7 +291,7 @@ def test_search_ends_if_the_metric_of_its_first_trials_is_nan(
 
 def crash(office: Office, *requests: TrialRequest) -> None:
     for one in requests:
-        office.scheduler.ended(one.trial, {"outcome": "crash", "values": {}, "message": "ValueError: it broke"})
+        office.scheduler.ended(one.trial, TrialState(outcome="crash", message="ValueError: it broke"))
 
 
 @pytest.mark.parametrize("passes", ["a rung", "its end", "nothing"])
@@ -339,12 +337,9 @@ def test_oom_before_a_smaller_micro_batch_is_a_record(tmp_path: Path) -> None:
     office = Office(tmp_path, count=20)
     first = office.next()
     micro = Knobs.of(first.knobs, EVERY).micro_batch_size
-    found: Mapping[str, Any] = office.result(first, ORDERS.samples)
     shrunk = {**first.knobs, "micro_batch_size": micro // 2}
-    office.scheduler.ended(
-        first.trial,
-        {**found, "knobs": shrunk, "ooms": [{"knobs": dict(first.knobs), "outcome": "oom", "message": "full"}]},
-    )
+    failed = TrialState(outcome="oom", message="full", knobs=first.knobs)
+    office.scheduler.ended(first.trial, office.result(first, ORDERS.samples, knobs=shrunk, retries=(failed,)))
     assert [r["config"]["micro_batch_size"] for r in office.journal.records if r.event == "oom"] == [micro]
 
 
@@ -354,10 +349,10 @@ def test_slot_that_was_too_small_teaches_the_guard(tmp_path: Path) -> None:
     first = office.next()
     assert first.need_bytes is not None
     slot_bytes = first.need_bytes + 1_000_000  # it was expected to fit
-    full = {"outcome": "oom", "values": {}, "message": "full", "cap_bytes": slot_bytes}
-    office.scheduler.widened(first.trial, {**full, "wanted_bytes": slot_bytes - 1})  # others had filled the card
+    full = TrialState(outcome="oom", message="full", cap_bytes=slot_bytes)
+    office.scheduler.widened(first.trial, replace(full, wanted_bytes=slot_bytes - 1))  # others had filled the card
     assert office.scheduler._guard.predicted_bytes(*need_of(first.knobs, EVERY)) == first.need_bytes
-    office.scheduler.widened(first.trial, {**full, "wanted_bytes": slot_bytes + 1})
+    office.scheduler.widened(first.trial, replace(full, wanted_bytes=slot_bytes + 1))
     slot = f"more than its slot of {slot_bytes / 2**20:.0f} MiB, and begins alone"
     assert [slot in str(r["reason"]) for r in office.journal.records if r.event == "widened"] == [True] * 2
     asked = need_of(first.knobs, EVERY)
@@ -508,7 +503,7 @@ def test_reference_is_none_of_the_trials_and_leaves_room_for_one(tmp_path: Path,
 def test_reference_that_the_time_cut_is_trained_again(tmp_path: Path) -> None:
     office = Office(tmp_path, count=4, reference=TODAY)
     first = office.next()
-    office.scheduler.ended(first.trial, {**office.result(first, 100), "outcome": "cut", "values": {}})
+    office.scheduler.ended(first.trial, office.result(first, 100, outcome="cut", values={}))
     office.journal.append(ResumeRecord, search={"max_time": 480.0})
     office.journal.close()
     again = Office(tmp_path, count=4, reference=TODAY)
@@ -529,8 +524,9 @@ class Half(Office):
     def finish(self, request: TrialRequest) -> None:
         if request.knobs["amp_dtype"] != "fp16":
             return super().finish(request)
-        nan = {"outcome": "diverged", "message": "the mean training loss is nan", "values": {}}
-        self.scheduler.ended(request.trial, {**self.result(request, 100), **nan})
+        message = "the mean training loss is nan"
+        state = self.result(request, 100, outcome="diverged", message=message, values={})
+        self.scheduler.ended(request.trial, state)
         return None
 
 
@@ -586,12 +582,12 @@ def test_search_that_goes_on_gives_no_number_twice_and_counts_on(tmp_path: Path)
     assert resumed.scheduler.stop_reason == "all 6 trials were proposed"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Elsewhere(Event, event="elsewhere"):
     """What earlier versions wrote of another kind of device."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Moved(Event, event="moved"):
     """Likewise, of a trial that waited for one."""
 
@@ -629,7 +625,7 @@ def test_what_was_asked_for_is_not_proposed_again(
     while (asked := office.next()).knobs["num_workers"] != 2:
         office.finish(asked)
     ran = {**asked.knobs, "num_workers": 0}
-    office.scheduler.ended(asked.trial, {**office.result(asked, ORDERS.samples), "knobs": ran})
+    office.scheduler.ended(asked.trial, office.result(asked, ORDERS.samples, knobs=ran))
     office.journal.close()
     begun = Office(tmp_path, strategy="joint", space=space).work()
     assert 2 not in [request.knobs["num_workers"] for request in begun]
@@ -650,8 +646,8 @@ def test_what_the_executor_decided_is_in_the_records(tmp_path: Path) -> None:
     first = office.next()
     assert first.need_bytes is not None, "what the executor places it by"
     office.scheduler.decided("retired", first.trial, "80.0 MiB were still held after the trial")
-    again = {"knobs": dict(first.knobs), "outcome": "shm", "fault": "shared memory", "message": "Bus error"}
-    office.scheduler.ended(first.trial, {**office.result(first, ORDERS.samples), "restarts": [again], "held_bytes": 7})
+    again = TrialState(outcome="shm", fault="shared memory", message="Bus error", knobs=first.knobs)
+    office.scheduler.ended(first.trial, office.result(first, ORDERS.samples, retries=(again,), held_bytes=7))
     retired, restart, trial = office.journal.records[-3:]
     assert (retired.event, retired["trial"], retired["reason"][:4]) == ("retired", first.trial, "80.0")
     assert (restart.event, restart["outcome"], restart["fault"]) == ("restart", "shm", "shared memory")
@@ -664,11 +660,11 @@ def test_running_trial_that_new_knowledge_rules_out_is_stopped(tmp_path: Path, s
     office.scheduler._guard = MemoryGuard(None, office.scheduler._guard._profiles, EVERY)
     office.finish(office.next())
     first, second = sorted((office.next() for _ in range(2)), key=lambda a: -micro_batch_of(a.knobs))
-    assert office.scheduler.goes_on(first.trial, {"samples": 100})
-    oom = {"outcome": "oom", "values": {}, "message": "no room", "samples": 0, "knobs": dict(second.knobs)}
-    office.scheduler.ended(second.trial, oom)
-    assert office.scheduler.goes_on(first.trial, {"samples": 800})  # it has met every sample
-    paused = {**office.result(first, 100), "values": {}, "paused": True}
+    assert office.scheduler.goes_on(first.trial, TrialState(outcome="ok", samples=100))
+    office.scheduler.ended(second.trial, TrialState(outcome="oom", message="no room", knobs=second.knobs))
+    whole = TrialState(outcome="ok", samples=800)
+    assert office.scheduler.goes_on(first.trial, whole), "it has met every sample"
+    paused = office.result(first, 100, values={})
     assert not office.scheduler.goes_on(first.trial, paused)
     office.scheduler.ended(first.trial, paused)
     record = next(r for r in office.journal.records if r.event == "trial" and r["trial"] == first.trial)
@@ -683,10 +679,9 @@ def test_running_trial_that_new_knowledge_rules_out_is_stopped(tmp_path: Path, s
 def test_what_was_ruled_out_is_not_learned_as_fitting(tmp_path: Path) -> None:
     office = Office(tmp_path, strategy="joint", count=8)
     first, second = office.next(), office.next()
-    oom = {"outcome": "oom", "values": {}, "message": "no room", "samples": 0, "knobs": dict(first.knobs)}
-    office.scheduler.ended(second.trial, oom)
-    assert not office.scheduler.goes_on(first.trial, {})
-    office.scheduler.ended(first.trial, {"outcome": "refused", "values": {}, "message": ""})
+    office.scheduler.ended(second.trial, TrialState(outcome="oom", message="no room", knobs=first.knobs))
+    assert not office.scheduler.goes_on(first.trial)
+    office.scheduler.ended(first.trial, TrialState(outcome="refused"))
     again = guard(office.journal.run, None)
     assert not again.judge(key_of(first.knobs, EVERY), micro_batch_of(first.knobs)).fits
     office.journal.close()
@@ -719,12 +714,12 @@ def test_deadline_cuts_a_trial_once_another_has_ended(tmp_path: Path) -> None:
     office = Office(tmp_path, deadline=10.0, clock=lambda: now[0])
     first, second, third = (office.next() for _ in range(3))
     now[0] = 11.0
-    assert office.scheduler.goes_on(first.trial, {"samples": 100}), "nothing could be picked yet"
+    assert office.scheduler.goes_on(first.trial, TrialState(outcome="ok", samples=100)), "nothing could be picked yet"
     office.scheduler.ended(first.trial, office.result(first, ORDERS.samples))
-    paused = {**office.result(second, 100), "values": {}, "paused": True}
+    paused = office.result(second, 100, values={})
     assert not office.scheduler.goes_on(second.trial, paused)
     office.scheduler.ended(second.trial, paused)
-    better = {**office.result(third, 200), "values": {"error": 0.0}}
+    better = office.result(third, 200, values={"error": 0.0})
     assert not office.scheduler.at_rung(third.trial, better)
     office.scheduler.ended(third.trial, better)
     assert office.scheduler.next_trial() is None
@@ -740,10 +735,8 @@ def test_rung_judges_nobody_whose_last_phase_has_not_begun(tmp_path: Path, encod
     office.work(5)
     phases = {"phases": {"encoder": encoder, "classifier": 1 - encoder}}
     late = office.next()
-    assert (
-        office.scheduler.at_rung(late.trial, {**office.result(late, 400), "values": {"error": 9.0}, "active": phases})
-        != is_judged
-    )
+    state = office.result(late, 400, values={"error": 9.0}, active=phases)
+    assert office.scheduler.at_rung(late.trial, state) != is_judged
     office.scheduler.ended(late.trial, office.result(late, ORDERS.samples))
     office.journal.close()
     again = Office(tmp_path, sampler="random", count=20)
@@ -773,7 +766,7 @@ def cut_off(folder: Path, **terms: Any) -> TrialRequest:
     office.work(2)
     third = office.next()
     office.scheduler.at_rung(third.trial, office.result(third, 200))
-    cut = {**office.result(third, 300), "outcome": "cut", "values": {}, "message": "search.max_time was over"}
+    cut = office.result(third, 300, outcome="cut", values={}, message="search.max_time was over")
     office.scheduler.ended(third.trial, cut)
     office.journal.append(ResumeRecord, search={"max_time": 480.0})
     office.journal.close()
@@ -813,22 +806,22 @@ def test_trial_that_nobody_probed_is_judged_by_its_own_speed(tmp_path: Path, con
     office = Office(tmp_path, concurrency=concurrency)
     first, second = office.next(), office.next()
     found = office.result(first, 800)
-    office.scheduler.ended(first.trial, {**found, "measured_samples_per_s": found["measured_samples_per_s"] / 2})
+    probed_per_s = found.measured_samples_per_s or 0.0
+    office.scheduler.ended(first.trial, replace(found, measured_samples_per_s=probed_per_s / 2))
     unprobed = {**second.knobs, "micro_batch_size": 3}
-    office.scheduler.ended(second.trial, {**office.result(second, 800), "knobs": unprobed, "measured_samples_per_s": 7})
+    office.scheduler.ended(second.trial, office.result(second, 800, knobs=unprobed, measured_samples_per_s=7.0))
     rates = [t.samples_per_s for t in office.journal.run.ended]
-    assert rates == [pytest.approx(found["measured_samples_per_s"]), pytest.approx(rate)]
+    assert rates == [pytest.approx(probed_per_s), pytest.approx(rate)]
 
 
 def test_micro_batch_that_changes_learning_is_searched(tmp_path: Path) -> None:
-    space = dataclasses.replace(SPACE, table=KnobTable(EVERY.own, {"micro_batch_size": "both"}))
+    space = replace(SPACE, table=KnobTable(EVERY.own, {"micro_batch_size": "both"}))
     office = Office(tmp_path, count=12, cap_bytes=400_000_000, space=space)
     probes = {r.config["micro_batch_size"] for r in office.journal.run.probes}
     first = office.next()
     half = {**first.knobs, "micro_batch_size": int(first.knobs["micro_batch_size"]) // 2}
-    found = office.result(first, ORDERS.samples)
-    failed = {"knobs": dict(first.knobs), "message": "full", "outcome": "oom"}
-    office.scheduler.ended(first.trial, {**found, "knobs": half, "ooms": [failed]})
+    failed = TrialState(outcome="oom", message="full", knobs=first.knobs)
+    office.scheduler.ended(first.trial, office.result(first, ORDERS.samples, knobs=half, retries=(failed,)))
     begun = office.work()
     records = office.journal.records
     said = [r["text"] for r in records if r.event == "note"]

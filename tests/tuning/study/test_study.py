@@ -40,12 +40,14 @@ from tuning.journal.events import (
     ResumeRecord,
     StartRecord,
     StudyRecord,
+    Timed,
     TrialRecord,
 )
 from tuning.journal.records import Journal, Record
 from tuning.memory import groups
+from tuning.memory.measure import Footprint
 from tuning.report import export, report, sentences, summary, text
-from tuning.search.protocols import TrialPlan
+from tuning.search.protocols import TrialPlan, TrialState
 from tuning.search.rule import Baseline, Rule
 from tuning.search.scheduler import TrialScheduler
 from tuning.search.selection import rule_of
@@ -55,13 +57,18 @@ from tuning.workers import executors, machine, nvml
 from tuning.workers.nodes import Node
 from tuning.workers.nvml import Gpu
 from tuning.workers.worker import Worker
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker_config import ChangedKnobs, Description, Untrained, WorkerConfig
 
 FINISHED = "20261121-103412-3f2a"
-FACTS = {
-    **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
-    **{"train_samples": 100, "val_samples": 10, "workload_sha256": "w", "data_sha256": "d"},
-}
+FACTS = Description(
+    outcome="ok",
+    device={"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34},
+    objectives={"error": "min"},
+    train_samples=100,
+    val_samples=10,
+    workload_sha256="w",
+    data_sha256="d",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +201,7 @@ def test_nodes_of_a_cluster_are_written_told_and_reported(
     with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
         terminal = Terminal(out=io.StringIO(), err=said, env={})
         made = study._Study(complete, terminal, journal, tmp_path, time.monotonic(), users)  # type: ignore[arg-type]
-        made.open({**FACTS, "baselines": {}}, setup.setting_of(complete))
+        made.open(FACTS, setup.setting_of(complete))
         assert journal.records[0]["concurrency"] == 3, "one on each that trains"
         assert [r.why == "" for r in journal.run.nodes] == [True, True, True, False]
         report.write_report(summary.of_run(journal.run), tmp_path / "report.html")
@@ -252,10 +259,10 @@ def test_validate_says_what_would_be_left_out(capsys: pytest.CaptureFixture[str]
 class Described(Worker):
     """A profiler that describes itself as it is told to, and has no process."""
 
-    def __init__(self, facts: dict[str, object], text: str = "") -> None:
-        self._facts, self._text = facts, text
+    def __init__(self, text: str = "", **facts: Any) -> None:
+        self._facts, self._text = Description(outcome="ok", **facts), text
 
-    def describe(self, knobs: object) -> dict[str, object]:
+    def describe(self, knobs: object) -> Description:
         """Returns the facts, or raises as the real one does when its process died."""
         if self._text:
             raise UserCodeError("the process died", traceback=self._text)
@@ -286,7 +293,7 @@ OPTIONS = {"data": "/d/pairs.jsonl", "layers": 0, "model": None, "val_frac": 2}
 )
 def test_what_a_workload_says_of_its_options_is_an_error(said: str, what: str, allowed: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        setup.describe_workload(Described({}, DIED + said), OPTIONS, {})
+        setup.describe_workload(Described(DIED + said), OPTIONS, {})
     assert (raised.value.what, raised.value.allowed) == (what, allowed)
     assert raised.value.remedy
     assert raised.value.exit_code == 2
@@ -308,24 +315,26 @@ def test_missing_data_are_one_error_and_nothing_is_written(
 
 def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
     with pytest.raises(UserCodeError, match="the process died"):
-        setup.describe_workload(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
+        setup.describe_workload(Described(f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
 
 
 def test_an_empty_split_is_an_error_of_the_command_line() -> None:
     with pytest.raises(ConfigError, match="the validation split of the workload is empty"):
-        setup.describe_workload(Described({"train_samples": 5, "val_samples": 0}), {}, {})
+        setup.describe_workload(Described(train_samples=5, val_samples=0), {}, {})
 
 
 def test_untrained_model_is_a_baseline() -> None:
     class Tried(Described):
         """Has hooks that do what they should."""
 
-        def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-            return {"untrained": {"error": 2.5}}
+        def sanity_check(self, knobs: Mapping[str, Scalar]) -> Untrained:
+            return Untrained(outcome="ok", values={"error": 2.5})
 
-    facts = {"train_samples": 5, "val_samples": 5, "baselines": {"mean": {"error": 2.0}}}
-    found = setup.describe_workload(Tried(facts), {}, {})
-    assert found["baselines"] == {"mean": {"error": 2.0}, "untrained model": {"error": 2.5}}
+    tried = Tried(train_samples=5, val_samples=5, baselines={"mean": {"error": 2.0}})
+    assert setup.describe_workload(tried, {}, {}).baselines == {
+        "mean": {"error": 2.0},
+        "untrained model": {"error": 2.5},
+    }
 
 
 def test_too_few_data_and_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +395,7 @@ def test_a_search_that_takes_half_a_day_without_a_limit_is_told(
 def test_batches_larger_than_the_data_are_left_out_with_a_note(typed: str, left: Any, note: str) -> None:
     strategy = "search.strategy=joint"  # a staged search takes no range of what is probed
     _, config = setup.prepare_config(load.load(["workload=signals", "card=cpu", strategy, f"knobs.batch_size={typed}"]))
-    found = fit_to_workload(config, {"train_samples": 10})
+    found = fit_to_workload(config, 10, None, {}, averages=False)
     assert found.space.as_raw()["batch_size"] == left
     said = [text for text in sentences.left_out(found) if "training samples" in text]
     assert [note in text for text in said] == [True] * bool(note)
@@ -396,7 +405,7 @@ def test_batch_that_the_data_do_not_fill_is_refused() -> None:
     typed = "knobs.batch_size=[11,12]"
     _, config = setup.prepare_config(load.load(["workload=signals", "card=cpu", typed]))
     with pytest.raises(ConfigError, match="there are 10 training samples") as raised:
-        fit_to_workload(config, {"train_samples": 10})
+        fit_to_workload(config, 10, None, {}, averages=False)
     assert typed in str(raised.value)
     assert (raised.value.allowed, raised.value.remedy) == ("1 to 10", "knobs.batch_size=4, or more data")
     assert raised.value.exit_code == 2
@@ -410,7 +419,7 @@ def opened(
     said = io.StringIO()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
-    made.open({**FACTS, "baselines": baselines or {}}, setup.setting_of(complete))
+    made.open(dataclasses.replace(FACTS, baselines=baselines or {}), setup.setting_of(complete))
     return made, journal, said
 
 
@@ -421,7 +430,7 @@ def resumed(tmp_path: Path, force: str, **changed: Any) -> ResumeRecord:
     (tmp_path / "config.yaml").unlink()
     made._config = made._config.model_copy(update={"resume": "one", "force": force == "true"})
     try:
-        made.open({**FACTS, "baselines": {}}, setup.setting_of(made._config))
+        made.open(FACTS, setup.setting_of(made._config))
         return journal.run.resumes[0]
     finally:
         journal.close()
@@ -484,7 +493,7 @@ def test_reference_takes_a_fifth_of_the_search_at_most(tmp_path: Path, rate: flo
     horizon, search_s = made._limits.horizon(), 1000.0 * (1 - study.SHARE)
     least = FEWEST_STEPS * groups.defaults(made._config.space)["batch_size"]
     assert horizon <= max(least, search_s / 5 * rate)
-    assert (horizon < MOST_EPOCHS * FACTS["train_samples"]) == is_short
+    assert (horizon < MOST_EPOCHS * FACTS.train_samples) == is_short
     journal.close()
 
 
@@ -493,11 +502,11 @@ class Compared(FormulaProfiler):
 
     asked = 0
 
-    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
+    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> ChangedKnobs:
         """Returns what a batch norm would show."""
         assert changes["micro_batch_size"]
         self.asked += 1
-        return {"changed": {"micro_batch_size": "BatchNorm2d (down) gives other values"}, "message": ""}
+        return ChangedKnobs(outcome="ok", changed={"micro_batch_size": "BatchNorm2d (down) gives other values"})
 
 
 def test_what_is_compared_is_what_may_change_learning() -> None:
@@ -525,8 +534,8 @@ def test_what_changes_learning_is_measured_once(tmp_path: Path) -> None:
 
 def test_kinds_that_the_time_cut_are_measured_later(tmp_path: Path) -> None:
     class Cut(Compared):
-        def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
-            return {"changed": {}, "outcome": "cut", "message": "search.max_time was over"}
+        def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> ChangedKnobs:
+            return ChangedKnobs(outcome="cut", message="search.max_time was over")
 
     made, journal, _ = opened(tmp_path, "search.trials=0", started=time.monotonic())
     made.measure_kinds(Cut())  # type: ignore[arg-type]
@@ -632,7 +641,6 @@ class InTurn:
         while (request := scheduler.next_trial()) is not None:
             for samples in plan.milestones:
                 found = self._profiler.train(request.knobs, samples, (samples,), request.seed)
-                found |= {"samples": samples, "knobs": dict(request.knobs), "ooms": []}
                 if samples == plan.samples or not scheduler.at_rung(request.trial, found):
                     scheduler.ended(request.trial, found)
                     break
@@ -652,12 +660,12 @@ class Learning(FormulaProfiler):
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
-    ) -> dict[str, Any]:
+    ) -> TrialState:
         """Returns the error."""
         size, rate = int(knobs["batch_size"]), float(knobs["learning_rate"])
         error = 0.2 + 0.05 * abs(math.log(rate / 3e-3)) + self.spoils * (size != 32) + 0.002 * math.sin(seed)
         found = super().train(knobs, samples, milestones, seed)
-        return {**found, "values": {"error": error}, "train_s": 1.0}
+        return dataclasses.replace(found, values={"error": error}, train_s=1.0)
 
 
 def searched(
@@ -721,8 +729,8 @@ def test_trainings_that_set_their_own_seed_are_not_called_fresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OneSeed(Learning):
-        def train(self, *asked: Any, **named: Any) -> dict[str, Any]:
-            return {**super().train(*asked, **named), "active": {"seed": 7}}
+        def train(self, *asked: Any, **named: Any) -> TrialState:
+            return dataclasses.replace(super().train(*asked, **named), active={"seed": 7})
 
     profiler = OneSeed()
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
@@ -738,9 +746,10 @@ def test_today_s_system_knobs_are_the_pick_s_if_faster_in_turns(
     class Turned(Learning):
         """Loader processes are fast in probes, and slow in turns."""
 
-        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
             found = super().window(knobs, window_s, seed)
-            return {**found, "samples_per_s": found["samples_per_s"] * (0.5 if knobs.get("num_workers") else 1)}
+            rate = (found.samples_per_s or 0.0) * (0.5 if knobs.get("num_workers") else 1)
+            return dataclasses.replace(found, samples_per_s=rate)
 
     profiler = Turned()
     made, journal, _ = searched(tmp_path, monkeypatch, profiler)
@@ -762,7 +771,7 @@ def test_another_tolerance_makes_the_pick_anew(tmp_path: Path, monkeypatch: pyte
     for _ in range(2):  # as if it is broken off before it has confirmed
         terminal = Terminal(out=io.StringIO(), err=io.StringIO(), env={})
         again = study._Study(wide, terminal, journal, tmp_path, time.monotonic())
-        again.open({**FACTS, "baselines": {}}, setup.setting_of(wide))
+        again.open(FACTS, setup.setting_of(wide))
     assert journal.run.is_done("search")
     assert not journal.run.is_done("confirm")
     again.confirm(profiler)  # type: ignore[arg-type]
@@ -1042,7 +1051,7 @@ def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path, asked
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     horizon = journal.run.study.horizon_samples  # type: ignore[union-attr]
     fastest = max(r.samples_per_s for r in journal.run.probes)
-    assert horizon % FACTS["train_samples"] == 0
+    assert horizon % FACTS.train_samples == 0
     assert 0 < horizon <= fastest * 240 * 0.7 / planned
     assert made._limits.plan().samples == horizon
     journal.close()
@@ -1064,7 +1073,7 @@ def test_no_trial_is_longer_than_training_is_today(
     (tmp_path / "timed.py").write_text(f"{MINE.read_text()}\nEPOCHS = {epochs}\n")
     made, journal, _ = opened(tmp_path, f"workload={tmp_path / 'timed.py'}", *asked, started=time.monotonic())
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
-    horizon, samples = journal.run.study.horizon_samples, FACTS["train_samples"]  # type: ignore[union-attr]
+    horizon, samples = journal.run.study.horizon_samples, FACTS.train_samples  # type: ignore[union-attr]
     assert horizon == round(trains * samples) if trains else horizon < 9000 * samples
     (note,) = [note for note in journal.run.notes if "a trial trains on" in note.text]
     assert said in note.text
@@ -1122,13 +1131,13 @@ def test_length_of_trainings_is_settled_when_one_begins(tmp_path: Path, typed: l
 class Late(FormulaProfiler):
     """A profiler after search.max_time: whatever is asked of it is cut."""
 
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> Footprint:
         """Returns nothing measured."""
-        return {**super().footprint(knobs, micro_batches), "measured": [], "outcome": "cut"}
+        return Footprint(outcome="cut")
 
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
         """Returns no speed."""
-        return {"outcome": "cut", "windows": [], "samples_per_s": None, "message": "", "wall_s": 0.0}
+        return Timed(outcome="cut")
 
 
 def test_study_that_loads_longer_than_its_time_says_so(tmp_path: Path) -> None:
@@ -1152,5 +1161,5 @@ def test_what_a_short_start_left_out_is_measured_later(tmp_path: Path) -> None:
     more.measure(FormulaProfiler())  # type: ignore[arg-type]
     assert all(journal.run.is_done(stage) for stage in ("estimate", "probe"))
     assert {r.outcome for r in journal.run.probes} == {"cut", "ok"}
-    assert journal.run.study.horizon_samples > FACTS["train_samples"]  # type: ignore[union-attr]
+    assert journal.run.study.horizon_samples > FACTS.train_samples  # type: ignore[union-attr]
     journal.close()

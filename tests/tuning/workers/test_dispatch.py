@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.queues import Queue
 from tuning.config.errors import StoppedEarly
-from tuning.search.protocols import TrialPlan
+from tuning.search.protocols import TrialPlan, TrialState
 from tuning.workers.dispatch import Dispatcher, Placed
 
 SHARED = TrialPlan(64, (32, 64), True, 3, 2, 1, 100, 300)
-OK = {"outcome": "ok", "done": True, "samples": 64, "values": {}, "message": ""}
-OOM = {**OK, "outcome": "oom"}
-RUNG = {**OK, "done": False, "samples": 32}
-PAUSED = {**RUNG, "paused": True}
+OK = TrialState(outcome="ok", done=True, samples=64, values={"error": 0.5})
+OOM = replace(OK, outcome="oom")
+RUNG = replace(OK, done=False, samples=32)
+PAUSED = replace(RUNG, values={})
 
 
 def taken(dispatcher: Dispatcher) -> Placed:
@@ -51,7 +52,7 @@ def test_a_trial_that_runs_out_of_memory_in_its_slot_runs_once_more_alone_with_a
     order = dispatcher.order(again)
     assert (again.request.trial, order.plan.cap_bytes, order.threads, order.shrink) == ("t0", 300, 6, "all")
     dispatcher.ended(again, OOM)
-    assert scheduler.found["t0"]["outcome"] == "oom", "once"
+    assert scheduler.found["t0"].outcome == "oom", "once"
     assert dispatcher.take() is None
 
 
@@ -84,7 +85,7 @@ def test_without_shares_a_trial_has_the_workers_own_cap_and_an_oom_is_its_end() 
     placed = taken(dispatcher)
     assert (dispatcher.order(placed).plan.cap_bytes, dispatcher.order(placed).shrink) == (500, "")
     dispatcher.ended(placed, OOM)
-    assert scheduler.found["t0"]["outcome"] == "oom"
+    assert scheduler.found["t0"].outcome == "oom"
 
 
 def test_a_trial_that_runs_when_the_time_is_over_is_cut_at_its_next_pause_and_says_so() -> None:
@@ -98,8 +99,8 @@ def test_a_trial_that_runs_when_the_time_is_over_is_cut_at_its_next_pause_and_sa
     for placed, state in ((first, PAUSED), (second, RUNG)):
         assert not dispatcher.goes_on(placed, state)
         dispatcher.ended(placed, state)
-    assert {f["outcome"] for f in scheduler.found.values()} == {"cut"}
-    assert {f["message"] for f in scheduler.found.values()} == {"search.max_time was over"}
+    assert {f.outcome for f in scheduler.found.values()} == {"cut"}
+    assert {f.message for f in scheduler.found.values()} == {"search.max_time was over"}
 
 
 def test_an_hour_is_left_of_an_hour() -> None:
@@ -115,14 +116,12 @@ def test_an_hour_is_left_of_an_hour() -> None:
 def test_what_became_of_a_process_is_told_once() -> None:
     scheduler = Queue([("nowhere", None)])
     dispatcher = Dispatcher(scheduler, SHARED, None)
-    placed, events = taken(dispatcher), [("lost", "a")]
-    dispatcher.goes_on(placed, {**PAUSED, "events": list(events)})
-    dispatcher.goes_on(placed, {**PAUSED, "events": list(events)})
-    events.append(("retired", "b"))
-    dispatcher.goes_on(placed, {**OK, "events": list(events)})
-    dispatcher.ended(placed, {**OK, "events": list(events)})
+    placed, lost, retired = taken(dispatcher), ("lost", "a"), ("retired", "b")
+    dispatcher.goes_on(placed, replace(PAUSED, decisions=(lost,)))
+    dispatcher.goes_on(placed, replace(PAUSED, decisions=(lost,)))
+    dispatcher.goes_on(placed, replace(OK, decisions=(lost, retired)))
+    dispatcher.ended(placed, replace(OK, decisions=(lost, retired)))
     assert scheduler.decisions == [("lost", "t0", "a"), ("retired", "t0", "b")]
-    assert "events" not in scheduler.found["t0"]
 
 
 def test_a_trial_whose_executor_was_lost_is_run_once_more_and_then_is_killed() -> None:
@@ -132,7 +131,7 @@ def test_a_trial_whose_executor_was_lost_is_run_once_more_and_then_is_killed() -
     again = taken(dispatcher)
     assert (again.request.trial, again.attempt) == ("t0", 2)
     dispatcher.ended(again, None)
-    assert (scheduler.found["t0"]["outcome"], scheduler.found["t0"]["fault"]) == ("killed", "process lost")
+    assert (scheduler.found["t0"].outcome, scheduler.found["t0"].fault) == ("killed", "process lost")
     assert scheduler.decisions == [("lost", "t0", "the process was lost; it is run once more")]
 
 
@@ -165,7 +164,7 @@ def test_a_lost_node_is_not_the_trials_fault_and_its_own_second_try_is_left_to_i
     dispatcher.ended(last, OK)
     assert [d[0] for d in scheduler.decisions] == ["lost"] * 3
     assert scheduler.decisions[0][2] == "node a was lost; it is run once more on another"
-    assert scheduler.found["t0"]["outcome"] == "ok"
+    assert scheduler.found["t0"].outcome == "ok"
 
 
 def test_the_slots_of_a_lost_node_are_no_more() -> None:

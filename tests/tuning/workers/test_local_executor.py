@@ -61,14 +61,14 @@ def test_trials_run_in_the_process_that_measured_and_at_once_after_ooms_of_every
     LocalExecutor(worker).run(scheduler, ORDERS)
     found = [scheduler.found[f"t{n}"] for n in range(len(order))]
     expected = {"nowhere": "ok", "loader": "host_oom"}
-    assert [f["outcome"] for f in found] == [expected.get(p, "oom") for p in order]
-    assert {f["pid"] for f in found} == {measured["pid"]}
-    assert {f["held_bytes"] - f["own_bytes"] for f in found} == {0}
-    assert found[1]["values"] == measured["values"]
-    gaps = [b["first_step_at"] - a["failed_at"] for a, b in zip(found[::2], found[1::2], strict=True)]
+    assert [f.outcome for f in found] == [expected.get(p, "oom") for p in order]
+    assert {f.pid for f in found} == {measured.pid}
+    assert {f.held_bytes - f.own_bytes for f in found} == {0}
+    assert found[1].values == measured.values
+    gaps = [b.first_step_at - a.failed_at for a, b in zip(found[::2], found[1::2], strict=True)]
     assert max(min(gaps[n : n + 3]) for n in range(0, len(gaps), 3)) <= 0.5, "of each place in one of three, at least"
     assert scheduler.decisions == []
-    assert worker.train(NOWHERE, 64, (32, 64), seed=0)["values"] == measured["values"]
+    assert worker.train(NOWHERE, 64, (32, 64), seed=0).values == measured.values
 
 
 @pytest.mark.fault
@@ -84,7 +84,7 @@ def test_a_process_that_holds_what_its_trial_left_or_has_died_is_replaced_and_wh
         pytest.raises(StoppedEarly, match=r"(?s)raised OSError: the data is gone.*go on with resume="),
     ):
         LocalExecutor(worker).run(scheduler, TrialPlan(64, (64,), False, 1, 1))
-    assert {t: f["outcome"] for t, f in scheduler.found.items()} == {"t0": "ok"}, "t1 is left for a resume"
+    assert {t: f.outcome for t, f in scheduler.found.items()} == {"t0": "ok"}, "t1 is left for a resume"
     assert [(e, t) for e, t, _ in scheduler.decisions] == [("retired", "t1"), ("lost", "t1")]
     assert "MiB were still held after the trial" in scheduler.decisions[0][2]
     assert scheduler.decisions[1][2] == "the process was lost: signal 9 (SIGKILL); it is run once more"
@@ -100,13 +100,13 @@ def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_schedule
             """Says so."""
             return trial != "t3"
 
-    monkeypatch.setattr(worker_module, "PAUSE_AFTER_S", 0.0)
+    monkeypatch.setattr(worker_module, "PAUSE_AFTER_S", 1e-9)
     scheduler = Choosier([("nowhere", None)] * 5)
     LocalExecutor(worker).run(scheduler, ORDERS)
-    assert {t: f["outcome"] for t, f in scheduler.found.items()} == {
+    assert {t: f.outcome for t, f in scheduler.found.items()} == {
         **{"t0": "ok", "t1": "refused", "t2": "ok", "t3": "ok", "t4": "ok"}
     }
-    assert [scheduler.found[t]["samples"] for t in ("t0", "t3", "t4")] == [64, 32, 64]
-    assert 0 < scheduler.found["t2"]["samples"] < 64
-    assert scheduler.found["t3"]["values"]
-    assert len({scheduler.found[t]["pid"] for t in ("t0", "t2", "t3", "t4")}) == 1
+    assert [scheduler.found[t].samples for t in ("t0", "t3", "t4")] == [64, 32, 64]
+    assert 0 < scheduler.found["t2"].samples < 64
+    assert scheduler.found["t3"].values
+    assert len({scheduler.found[t].pid for t in ("t0", "t2", "t3", "t4")}) == 1

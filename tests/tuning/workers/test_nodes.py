@@ -13,11 +13,11 @@ from tuning.config.errors import StoppedEarly
 from tuning.workers import ray_measure
 from tuning.workers.nodes import EMPTY_S, Node, Slots, kind_of_device, refusal
 from tuning.workers.ray_measure import RemoteWorker
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker_config import Description, WorkerConfig
 
 GIB = 2**30
 DEVICE: dict[str, Any] = {"name": "X", "memory_bytes": 24 * GIB, "capability": [8, 6], "cores": 8}
-HERE = {"device": DEVICE, "torch": "2.13.0", "workload_sha256": "a", "data_sha256": "b"}
+HERE = Description(outcome="ok", device=DEVICE, torch="2.13.0", workload_sha256="a", data_sha256="b")
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ HERE = {"device": DEVICE, "torch": "2.13.0", "workload_sha256": "a", "data_sha25
         ({"torch": "2.12.0"}, "its torch is 2.12.0, and 2.13.0 on the machine of the study"),
         ({"workload_sha256": "z"}, "the workload's code there is not that of the machine of the study"),
         ({"data_sha256": "z"}, "the data there are not those of the machine of the study"),
-        ({"fault": "no such file"}, "the workload cannot be loaded there: no such file"),
+        ({"outcome": "crash", "message": "no such file"}, "the workload cannot be loaded there: no such file"),
     ],
 )
 def test_a_node_with_other_code_data_or_torch_is_refused_and_another_device_is_not(
     changed: dict[str, Any], says: str
 ) -> None:
-    assert refusal(HERE, {**HERE, **changed}) == says
+    assert refusal(HERE, replace(HERE, **changed)) == says
 
 
 @pytest.mark.parametrize(

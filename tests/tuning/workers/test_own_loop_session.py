@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes import study_of
+from tests.fakes import study_of, told
 from tests.trainables.test_own_loop import BACK, HEAD, PASSES, PATIENT, PLAIN
 from trainables import knob_columns
 from trainables.plan import Plan
@@ -39,48 +38,40 @@ def session(tmp_path: Path) -> Any:
     return start
 
 
-def no_thread() -> bool:
-    return all(t.name != "train(run)" for t in threading.enumerate())
-
-
 def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None:
     facts = session(PLAIN).describe(KNOBS)
-    assert (facts["train_samples"], facts["val_samples"], facts["objectives"]) == (64, None, {"error": "min"})
-    assert {"learning_rate", "batch_size", "micro_batch_size", "num_workers"} <= set(facts["asked"])
-    assert not {"amp_dtype", "weight_decay", "length_bucketing"} & set(facts["asked"])
-    assert facts["seen"] == {"batch_size": 16, "micro_batch_size": 4}
-    assert facts["parameters"] == {"total": 5, "trainable": 5}
-    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(16, (16,)), dry_run.DRY_SEED)["values"]
-    assert facts["untrained"] == pytest.approx(trained, rel=1e-6), "however many steps were tried"
+    assert (facts.train_samples, facts.val_samples, facts.objectives) == (64, None, {"error": "min"})
+    assert {"learning_rate", "batch_size", "micro_batch_size", "num_workers"} <= set(facts.asked)
+    assert not {"amp_dtype", "weight_decay", "length_bucketing"} & set(facts.asked)
+    assert facts.seen == {"batch_size": 16, "micro_batch_size": 4}
+    assert facts.parameters == {"total": 5, "trainable": 5}
+    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(16, (16,)), dry_run.DRY_SEED).values
+    assert facts.untrained == pytest.approx(trained, rel=1e-6), "however many steps were tried"
     fixed = session(PLAIN, HEAD.replace('lr=run["learning_rate"]', "lr=0.1"))
-    assert fixed.describe(KNOBS)["untrained"] == {}, "it learns whatever the rate"
+    assert fixed.describe(KNOBS).untrained == {}, "it learns whatever the rate"
     parts = 'SGD([{"params": [net.weight], "lr": 0.1}, {"params": [net.bias]}]'
     partly = session(PLAIN, HEAD.replace("SGD(net.parameters()", parts))
-    assert partly.describe(KNOBS)["untrained"] == {}, "and where a rate of some weights is its own"
-    assert len(facts["workload_sha256"]) == len(facts["data_sha256"]) == 64
-    assert no_thread()
+    assert partly.describe(KNOBS).untrained == {}, "and where a rate of some weights is its own"
+    assert len(facts.workload_sha256) == len(facts.data_sha256) == 64
 
 
 def test_a_rung_stops_it_and_the_next_trial_finds_nothing_left(session: Any) -> None:
     own = session(PLAIN)
-    trial = own.trial(KNOBS, Plan(128, (32, 128)), 0)
-    first = trial.advance()
-    assert (first["samples"], first["done"], first["outcome"]) == (32, False, "ok")
-    assert trial.end()["retire"] == ""
-    assert no_thread()
+    first, last = told(own, KNOBS, Plan(128, (32, 128)), stops=True)
+    assert (first.samples, first.done, first.outcome) == (32, False, "ok")
+    assert (last.samples, last.done, last.retire) == (32, True, "")
     whole = own.train(KNOBS, Plan(128, (32, 128)), 0)
-    assert (whole["samples"], whole["outcome"]) == (128, "ok")
-    assert whole["values"] == own.train(KNOBS, Plan(128, (128,)), 0)["values"]
+    assert (whole.samples, whole.outcome) == (128, "ok")
+    assert whole.values == own.train(KNOBS, Plan(128, (128,)), 0).values
 
 
 def test_a_trial_that_stops_itself_early_ends_well_and_so_does_a_probe(session: Any) -> None:
     own = session(PATIENT)
     found = own.train(KNOBS, Plan(64 * 8, (64, 512)), 0)
-    assert (found["outcome"], found["samples"], found["done"]) == ("ok", 192, True)
-    assert found["values"] == {"error": 7.0}
+    assert (found.outcome, found.samples, found.done) == ("ok", 192, True)
+    assert found.values == {"error": 7.0}
     probed = own.probe(KNOBS, time_s=5.0)
-    assert (probed["outcome"], probed["samples_per_s"] > 0) == ("ok", True)
-    assert no_thread()
+    assert (probed.outcome, probed.samples_per_s > 0) == ("ok", True)
 
 
 def test_a_probe_of_passes_that_are_broken_off_before_a_step_is_timed(session: Any) -> None:
@@ -89,14 +80,14 @@ def test_a_probe_of_passes_that_are_broken_off_before_a_step_is_timed(session: A
         "            if not run.ends_batch and run.progress > 1e-12:\n                break\n            run.backward(",
     )
     found = session(body).probe(KNOBS, time_s=1.0)
-    assert (found["outcome"], found["message"]) == ("ok", "")
-    assert found["samples_per_s"] > 0
+    assert (found.outcome, found.message) == ("ok", "")
+    assert found.samples_per_s > 0
 
 
 def test_a_loop_that_never_asks_for_the_micro_batch_is_not_begun_again(session: Any) -> None:
     own = session("\ndef train(run):\n" + BACK)
     found = own.train(KNOBS, Plan(64, (64,), cap_bytes=10), 0)
-    assert (found["outcome"], found["ooms"]) == ("oom", [])
+    assert (found.outcome, found.retries) == ("oom", ())
 
 
 UNDEFINED = PLAIN.replace("loss.item())", "loss.item() if run['learning_rate'] > 1e-9 else float('nan'))")
@@ -105,24 +96,23 @@ UNDEFINED = PLAIN.replace("loss.item())", "loss.item() if run['learning_rate'] >
 def test_a_metric_that_is_undefined_before_training_is_left_to_the_trials(session: Any) -> None:
     own = session(UNDEFINED)
     facts = own.describe(KNOBS)
-    assert (facts["untrained"], facts["seen"]) == ({}, {"batch_size": 16, "micro_batch_size": 4})
-    assert own.train(KNOBS, Plan(64, (64,)), 0)["outcome"] == "ok"
-    assert no_thread()
+    assert (facts.untrained, facts.seen) == ({}, {"batch_size": 16, "micro_batch_size": 4})
+    assert own.train(KNOBS, Plan(64, (64,)), 0).outcome == "ok"
 
 
 def test_a_metric_that_is_no_objective_may_be_undefined(session: Any) -> None:
     own = session(PLAIN.replace("loss.item())", "loss.item(), auc=float('nan'))"))
-    assert set(own.describe(KNOBS)["untrained"]) == {"error"}
+    assert set(own.describe(KNOBS).untrained) == {"error"}
     found = own.train(KNOBS, Plan(64, (64,)), 0)
-    assert (found["outcome"], set(found["values"])) == ("ok", {"error", "auc"})
+    assert (found.outcome, set(found.values)) == ("ok", {"error", "auc"})
 
 
 def test_a_metric_that_is_undefined_in_a_trial_is_said_with_the_line_that_reports_it(session: Any) -> None:
     overflown = session(PLAIN.replace("loss.item())", "float('inf'))")).train(KNOBS, Plan(64, (64,)), 0)
-    assert (overflown["fault"], overflown["message"]) == (oom.DIVERGED.name, "error is inf after 64 samples")
+    assert (overflown.fault, overflown.message) == (oom.DIVERGED.name, "error is inf after 64 samples")
     found = session(PLAIN.replace("loss.item())", "float('nan'))")).train(KNOBS, Plan(64, (64,)), 0)
-    assert (found["outcome"], found["fault"]) == ("diverged", oom.UNDEFINED.name)
-    assert re.match(r"error is nan after 64 samples \(\w+\.py:\d+\): mend how the value is made", found["message"])
+    assert (found.outcome, found.fault) == ("diverged", oom.UNDEFINED.name)
+    assert re.match(r"error is nan after 64 samples \(\w+\.py:\d+\): mend how the value is made", found.message)
 
 
 @pytest.mark.parametrize("amp_dtype", ["fp32", "fp16"])
@@ -130,12 +120,11 @@ def test_a_first_loss_that_overflows_is_a_fault_unless_in_half_precision(session
     knobs = {**KNOBS, "amp_dtype": amp_dtype}
     own = session(PLAIN.replace("loss_of(net, batch)", "loss_of(net, batch) / 0.0"))
     if amp_dtype == "fp16":
-        assert own.describe(knobs)["untrained"] == {}
+        assert own.describe(knobs).untrained == {}
     else:
         with pytest.raises(Diverged, match="mean training loss is inf"):
             own.describe(knobs)
-    assert own.train(knobs, Plan(64, (64,)), 0)["outcome"] == "diverged"
-    assert no_thread()
+    assert own.train(knobs, Plan(64, (64,)), 0).outcome == "diverged"
 
 
 def completed(tmp_path: Path, body: str, *arguments: str) -> Any:
@@ -143,7 +132,7 @@ def completed(tmp_path: Path, body: str, *arguments: str) -> Any:
     path.write_text(HEAD + body)
     _, config = setup.prepare_config(load([f"workload={path}", "card=cpu", f"runs_dir={tmp_path}", *arguments]))
     facts = Session(WorkerConfig(str(path), {})).describe({})
-    return fit_to_workload(config, facts)
+    return fit_to_workload(config, facts.train_samples, facts.asked, facts.seen, averages=facts.averages)
 
 
 def test_a_knob_that_is_searched_and_never_asked_for_is_refused(
@@ -181,18 +170,16 @@ def test_a_micro_batch_that_changes_what_is_learned_is_found(session: Any, layer
     own = session(PLAIN.replace("made(run)", f"run.prepare(n := {net}, torch.optim.SGD(n.parameters(), 0.1))"))
     own.describe({})
     found = own.kinds(KNOBS, {"micro_batch_size": 4, "num_workers": 1, "weight_decay": 0.1})
-    assert found["message"] == ""
-    assert found["changed"].keys() == ({"micro_batch_size"} if reason else set())
-    assert reason in found["changed"].get("micro_batch_size", "")
-    assert no_thread()
+    assert found.message == ""
+    assert found.changed.keys() == ({"micro_batch_size"} if reason else set())
+    assert reason in found.changed.get("micro_batch_size", "")
 
 
 def test_a_loop_that_hides_its_model_says_that_kinds_are_not_measured(session: Any) -> None:
     own = session(PLAIN.replace("made(run)", HIDDEN))
     own.describe({})
     found = own.kinds(KNOBS, {"micro_batch_size": 4})
-    assert (found["changed"], "does not show its model" in found["message"]) == ({}, True)
-    assert no_thread()
+    assert (found.changed, "does not show its model" in found.message) == ({}, True)
 
 
 def test_of_loader_processes_no_model_has_to_be_shown(session: Any) -> None:
@@ -200,16 +187,14 @@ def test_of_loader_processes_no_model_has_to_be_shown(session: Any) -> None:
     own = session(PLAIN.replace("DataLoader(DATA, shuffle=True, **run.loader())", loader).replace("made(run)", HIDDEN))
     own.describe({})
     found = own.kinds(KNOBS, {"micro_batch_size": 1, "num_workers": 2})
-    assert (found["changed"], found["message"]) == ({}, "")
-    assert no_thread()
+    assert (found.changed, found.message) == ({}, "")
 
 
 def test_a_fault_that_the_check_of_kinds_meets_is_told_with_its_line(session: Any) -> None:
     small = "    if run['batch_size'] == 8:\n        {}\n    net, optimizer"  # the batch of a comparison
     own = session(PLAIN.replace("    net, optimizer", small.format("raise ValueError('too few')")))
     own.describe(KNOBS)
-    assert own.kinds(KNOBS, {"micro_batch_size": 4})["message"].startswith("ValueError: too few (own_")
-    assert no_thread()
+    assert own.kinds(KNOBS, {"micro_batch_size": 4}).message.startswith("ValueError: too few (own_")
 
 
 def test_a_loop_that_goes_through_its_data_and_reports_nothing_is_told_so(
@@ -217,23 +202,23 @@ def test_a_loop_that_goes_through_its_data_and_reports_nothing_is_told_so(
 ) -> None:
     monkeypatch.setattr(dry_run, "DRY_S", 0.3)
     silent = session(PLAIN.replace("run.report(", "dict(")).describe(KNOBS)
-    assert silent["silent_passes"] > 1
+    assert silent.silent_passes > 1
     config = load(["workload=signals", "card=cpu"])
     assert any(
         said.endswith("if run.evaluate_now: run.report(error=...)") for said in setup.cautions(config, study_of(silent))
     )
     facts = session(PLAIN).describe(KNOBS)
-    assert facts["silent_passes"] == 0
+    assert facts.silent_passes == 0
     assert not any("reported nothing" in said for said in setup.cautions(config, study_of(facts)))
 
 
 def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
-    assert not session(PLAIN).describe(KNOBS)["reseeds"]
+    assert not session(PLAIN).describe(KNOBS).reseeds
     for seed in (7, 0):  # the second is the study's own
         own = session(PLAIN.replace("    net, optimizer", f"    torch.manual_seed({seed})\n    net, optimizer"))
         facts = own.describe(KNOBS)
-        assert facts["reseeds"]
-        assert [own.train(KNOBS, Plan(16, (16,)), n)["active"]["seed"] for n in (0, 1)] == [seed, seed]
+        assert facts.reseeds
+        assert [own.train(KNOBS, Plan(16, (16,)), n).active["seed"] for n in (0, 1)] == [seed, seed]
     said = setup.cautions(load(["workload=signals", "card=cpu"]), study_of(facts))
     assert any("sets a seed of its own" in sentence for sentence in said)
 
@@ -273,7 +258,7 @@ def test_what_they_compile_is_tried_uncompiled(session: Any) -> None:
     net = torch.compile(net, backend=lambda graph, inputs: SEEN.append("compiled") or graph.forward)""",
     )
     own = session(body)
-    assert own.describe(KNOBS)["untrained"]
+    assert own.describe(KNOBS).untrained
     assert own.resident.workload.train.__globals__["SEEN"] == ["left"]
     own.train(KNOBS, Plan(64, (64,)), 0)
     assert "compiled" in own.resident.workload.train.__globals__["SEEN"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,15 @@ import torch
 
 from tests.commands import ROOT
 from tests.data.ranked import HOW
+from tests.fakes import told
 from trainables import checkpoint, loop
 from trainables.knobs import Scalar
 from trainables.plan import Plan
+from trainables.reports import READY
 from tuning.config.complete import fit_to_workload
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
+from tuning.search.protocols import TrialState
 from tuning.workers.peers import cards_of
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
@@ -77,11 +79,9 @@ def pair() -> Iterator[Session]:
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def trained(own: Session, plan: Plan, **changes: Scalar) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def trained(own: Session, plan: Plan, **changes: Scalar) -> tuple[TrialState, list[torch.Tensor]]:
     """Returns the result of a training, and the weights it ends with."""
-    trial = own.trial({**KNOBS, **changes}, plan, 0)
-    while not (found := trial.advance())["done"] and found["samples"] < plan.samples:
-        pass
+    found = own.train({**KNOBS, **changes}, plan, 0)
     weights = [p.detach().clone() for p in own.contract._model.parameters()]  # type: ignore[union-attr]
     return found, weights
 
@@ -93,9 +93,9 @@ def trained(own: Session, plan: Plan, **changes: Scalar) -> tuple[dict[str, Any]
 )
 def test_two_processes_learn_what_one_learns(pair: Session, plan: Plan, changes: dict[str, Scalar]) -> None:
     (alone, first), (both, second) = trained(made(1), plan, **changes), trained(pair, plan, **changes)
-    assert both["outcome"] == alone["outcome"] == "ok"
-    assert both["values"] == pytest.approx(alone["values"], abs=1e-3)
-    assert both["samples"] == alone["samples"]
+    assert both.outcome == alone.outcome == "ok"
+    assert both.values == pytest.approx(alone.values, abs=1e-3)
+    assert both.samples == alone.samples
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
 
@@ -106,18 +106,16 @@ def test_two_processes_of_a_loop_of_its_own_learn_what_one_learns(tmp_path: Path
     sessions = [made(ranks, str(path)) for ranks in (1, 2)]
     for batch, micro, clip in ((24, 5, 0.5), (2, 1, 0.0)):
         knobs = {"learning_rate": 0.01, "batch_size": batch, "micro_batch_size": micro, "clip": clip}
-        found = []
+        found: list[Any] = []
         for own in sessions:
-            trial = own.trial(knobs, Plan(600, (216, 600)), 0)
-            half = trial.advance()
-            assert half["samples"] == math.ceil(216 / (25 if batch == 24 else 2)) * (25 if batch == 24 else 2)
-            found.append(trial.advance())
-            assert found[-1]["done"]
+            half, last = told(own, knobs, Plan(600, (216, 600)))
+            assert half.samples == math.ceil(216 / (25 if batch == 24 else 2)) * (25 if batch == 24 else 2)
+            found.append(last)
         alone, both = found
-        assert (both["outcome"], both["message"], both["samples"]) == ("ok", "", alone["samples"])
-        del both["values"]["error"], alone["values"]["error"]  # of a part
-        assert both["values"] == pytest.approx(alone["values"], abs=1e-4)
-    assert sessions[1].probe(knobs, 0.5)["samples_per_s"] > 0
+        assert (both.outcome, both.message, both.samples) == ("ok", "", alone.samples)
+        one, other = ({n: v for n, v in end.values.items() if n != "error"} for end in found)  # which is of a part
+        assert other == pytest.approx(one, abs=1e-4)
+    assert sessions[1].probe(knobs, 0.5).samples_per_s > 0
     sessions[1].peers.end()
 
 
@@ -127,7 +125,7 @@ def test_a_loop_that_steps_by_itself_is_not_trained_by_several(tmp_path: Path) -
     facts = made(1, str(path)).describe({})
     config = load([f"workload={path}", "devices_per_trial=2"])
     with pytest.raises(ConfigError, match="each process would train a model of its own"):
-        fit_to_workload(config, facts)
+        fit_to_workload(config, facts.train_samples, facts.asked, facts.seen, averages=facts.averages)
 
 
 @pytest.mark.parametrize(
@@ -141,21 +139,19 @@ def test_a_failure_of_one_rank_ends_the_trial_and_the_next_one_runs(
     knobs = {**KNOBS, "micro_batch_size": 2, "rank": float(rank), "how": float(HOW.index(how))}
     plan = Plan(1024, (1024,), cap_bytes=16 * 2**20 if how == "oom" else None)
     found = pair.train(knobs, plan, 0)
-    assert (found["outcome"], found["done"]) == (outcome, True), found["message"]
-    assert found["message"].startswith("rank 1: ") == (rank == 1)
-    assert how != "raise" or "so it goes" in found["message"]
+    assert (found.outcome, found.done) == (outcome, True), found.message
+    assert found.message.startswith("rank 1: ") == (rank == 1)
+    assert how != "raise" or "so it goes" in found.message
     halved = [2] if how == "oom" else []  # begun again with half the micro-batch, it fails at every size
-    assert [one["knobs"]["micro_batch_size"] for one in found["ooms"]] == halved
-    assert pair.train(KNOBS, PLAN, 0)["outcome"] == "ok"
+    assert [one.knobs["micro_batch_size"] for one in found.retries] == halved
+    assert pair.train(KNOBS, PLAN, 0).outcome == "ok"
 
 
 def test_a_trial_is_ended_between_two_batches_and_speeds_are_measured(pair: Session) -> None:
-    trial = pair.trial(KNOBS, PLAN, 0)
-    assert trial.advance()["samples"] == PLAN.milestones[0]
-    trial.end()
-    assert pair.probe(KNOBS, 0.5)["samples_per_s"] > 0
-    assert pair.window(KNOBS, 0.2, 1)["samples_per_s"] > 0
-    assert pair.train(KNOBS, PLAN, 0)["outcome"] == "ok"
+    assert told(pair, KNOBS, PLAN, stops=True)[-1].samples == PLAN.milestones[0]
+    assert pair.probe(KNOBS, 0.5).samples_per_s > 0
+    assert pair.window(KNOBS, 0.2, 1).samples_per_s > 0
+    assert pair.train(KNOBS, PLAN, 0).outcome == "ok"
 
 
 @pytest.mark.parametrize(
@@ -173,10 +169,7 @@ def test_every_process_of_a_training_that_goes_on_draws_as_in_an_unbroken_one(pa
         return loop.prepare(pair.contract, config, Plan(200, (200,), window_s=0.0))
 
     def trained_to(samples: int, state: loop.State) -> loop.State:
-        pair.together(state)
-        with closing(loop.train(state)) as events:
-            while state.samples < samples:
-                next(events)
+        pair.run(state, lambda event: event != READY and state.samples >= samples)
         return state
 
     whole = [p.detach().clone() for p in trained_to(200, begun()).model.parameters()]

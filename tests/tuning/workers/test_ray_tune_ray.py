@@ -7,6 +7,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from tests.data.greedy import CAP_BYTES
 from tests.queues import GREEDY, Killing, Queue
 from tuning.config.errors import StoppedEarly
-from tuning.search.protocols import TrialPlan
+from tuning.search.protocols import TrialPlan, TrialState
 from tuning.workers import nvml
 from tuning.workers.dispatch import Dispatcher
 from tuning.workers.nodes import Node, Slots
@@ -77,14 +78,14 @@ def test_trials_share_a_card_side_by_side_and_one_that_needs_more_than_its_slot_
     config = WorkerConfig(str(tmp_path / "meeting.py"), options, threads=1, cap_bytes=2 * share)
     plan = orders(2, cap_bytes=share, alone_bytes=2 * share)
     RayExecutor(config, "meeting_trials").run(scheduler, plan)
-    assert {f["outcome"] for f in scheduler.found.values()} == {"ok"}, "4 MiB of greed fit two slots"
-    assert {t for t, f in scheduler.found.items() if f["cap_bytes"] == 2 * share} == {"t3", "t6"}
-    assert {f["cap_bytes"] for f in scheduler.found.values()} == {share, 2 * share}
+    assert {f.outcome for f in scheduler.found.values()} == {"ok"}, "4 MiB of greed fit two slots"
+    assert {t for t, f in scheduler.found.items() if f.cap_bytes == 2 * share} == {"t3", "t6"}
+    assert {f.cap_bytes for f in scheduler.found.values()} == {share, 2 * share}
     assert scheduler.decisions == [("widened", "t3", "oom")]
-    spans = [(f["first_step_at"], f["last_step_at"], f["cap_bytes"]) for f in scheduler.found.values()]
+    spans = [(f.first_step_at, f.last_step_at, f.cap_bytes) for f in scheduler.found.values()]
     for moment, _, _ in spans:
         assert sum(cap for begin, end, cap in spans if begin <= moment <= end) <= 2 * share
-    pids = {str(f["pid"]) for f in scheduler.found.values()}
+    pids = {str(f.pid) for f in scheduler.found.values()}
     assert len(pids) == 2
     assert pids == {path.name for path in (tmp_path / "place").iterdir()}
 
@@ -98,14 +99,14 @@ def test_a_trial_whose_process_or_actor_was_killed_is_run_in_another_and_the_wor
         def at_rung(self, trial: str, result: Any) -> bool:
             """Kills the parent of the process that trains."""
             if self.killed is None and trial == "t1":
-                self.killed = psutil.Process(result["pid"])
+                self.killed = psutil.Process(result.pid)
                 self.killed.parent().kill()
             return True
 
     scheduler = Beheading([("nowhere", None)] * 2)
     plan = TrialPlan(64, (32, 64), False, 1, 1)
     RayExecutor(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(scheduler, plan)
-    assert [scheduler.found[f"t{n}"]["outcome"] for n in range(2)] == ["ok", "ok"]
+    assert [scheduler.found[f"t{n}"].outcome for n in range(2)] == ["ok", "ok"]
     lost = [reason for event, trial, reason in scheduler.decisions if (event, trial) == ("lost", "t1")]
     assert len(lost) == len(scheduler.decisions) == 2, "the process, then the actor"
     assert scheduler.killed is not None
@@ -140,7 +141,7 @@ def test_a_search_without_a_node_ends_though_a_trial_waits_for_one() -> None:
 
 
 NODES = [Node(name, "10.0.0.1", 1.0) for name in "ab"]
-FATAL = {"outcome": "crash", "done": True, "samples": 0, "values": {}, "message": "no space", "fatal": "no space"}
+FATAL = TrialState(outcome="crash", done=True, message="no space", fatal="no space")
 
 
 def members_of(nodes: list[Node], told: list[Node], slots: int = 1) -> _Members:
@@ -167,7 +168,7 @@ def test_a_node_that_cannot_load_the_workload_is_left_out_while_others_can_and_a
     members, scheduler = members_of(nodes, told), Queue([("nowhere", None)] * 3)
     asking = asking_of(scheduler, members)
     assert asking.suggest("first")["node"] == "a"
-    asking.on_trial_complete("first", {REPORT: [{**FATAL, "elsewhere": elsewhere}]})
+    asking.on_trial_complete("first", {REPORT: replace(FATAL, elsewhere=elsewhere)})
     if ends:
         assert (told, str(asking.failed).splitlines()[0]) == ([], "error: no space")
         return
@@ -182,9 +183,9 @@ def test_what_still_trains_on_a_node_left_out_takes_no_slot_of_another() -> None
     asking = asking_of(Queue([("nowhere", None)] * 8), members_of(NODES, [], slots=2))
     where = [asking.suggest(f"r{n}")["node"] for n in range(4)]
     bad = where.index("a")
-    asking.on_trial_complete(f"r{bad}", {REPORT: [{**FATAL, "elsewhere": True}]})
+    asking.on_trial_complete(f"r{bad}", {REPORT: replace(FATAL, elsewhere=True)})
     assert asking.suggest("more") is None, "one still trains on a, two on b"
-    asking.on_trial_complete(f"r{where.index('b')}", {REPORT: [{**FATAL, "fatal": "", "outcome": "ok"}]})
+    asking.on_trial_complete(f"r{where.index('b')}", {REPORT: replace(FATAL, fatal="", outcome="ok")})
     assert asking.suggest("next")["node"] == "b"
     assert asking.suggest("more") is None
 

@@ -43,31 +43,31 @@ def session() -> Session:
     """One process through all of these tests, as an actor is through all trials; it has run a trial."""
     own = Session(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES))
     own.warm(KNOBS)
-    assert own.train(knobs("nowhere"), PLAN, 0)["outcome"] == "ok"
+    assert own.train(knobs("nowhere"), PLAN, 0).outcome == "ok"
     return own
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "evaluation"])
 def test_an_oom_is_recorded_and_the_next_trial_trains_at_once_with_all_bytes_back(session: Session, where: str) -> None:
     level = session.resident.meter.live_bytes
-    failed = session.trial(knobs(where), PLAN, 0, shrink="").advance()
-    assert (failed["outcome"], failed["fault"], failed["done"]) == ("oom", "device allocator", True)
-    assert "virtual card out of memory. Tried to allocate" in failed["message"]
-    assert CAP_BYTES < failed["wanted_bytes"] < 4 * CAP_BYTES
-    assert failed["peak_allocated_bytes"] <= CAP_BYTES
-    assert failed["held_bytes"] == failed["own_bytes"] == session.resident.meter.live_bytes == level
-    assert failed["retire"] == ""
-    again = session.trial(knobs("nowhere"), PLAN, 0, shrink="").advance()
-    assert (again["outcome"], again["held_bytes"]) == ("ok", level)
-    assert again["first_step_at"] - failed["failed_at"] <= 0.5
+    failed = session.train(knobs(where), PLAN, 0, shrink="")
+    assert (failed.outcome, failed.fault, failed.done) == ("oom", "device allocator", True)
+    assert "virtual card out of memory. Tried to allocate" in failed.message
+    assert CAP_BYTES < failed.wanted_bytes < 4 * CAP_BYTES
+    assert failed.peak_allocated_bytes <= CAP_BYTES
+    assert failed.held_bytes == failed.own_bytes == session.resident.meter.live_bytes == level
+    assert failed.retire == ""
+    again = session.train(knobs("nowhere"), PLAN, 0, shrink="")
+    assert (again.outcome, again.held_bytes) == ("ok", level)
+    assert again.first_step_at - failed.failed_at <= 0.5
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "evaluation"])
 def test_the_first_oom_of_a_process_leaves_nothing_behind(where: str) -> None:
     own = Session(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES))
     own.warm(KNOBS)
-    failed = own.trial(knobs(where), PLAN, 0, shrink="").advance()
-    assert (failed["outcome"], failed["held_bytes"]) == ("oom", failed["own_bytes"])
+    failed = own.train(knobs(where), PLAN, 0, shrink="")
+    assert (failed.outcome, failed.held_bytes) == ("oom", failed.own_bytes)
 
 
 class Circular(Greedy):
@@ -94,36 +94,34 @@ def test_an_oom_in_a_loader_process_is_the_hosts_and_a_trial_goes_on_without_the
     session: Session, where: str
 ) -> None:
     level = session.resident.meter.live_bytes
-    failed = session.trial(knobs(where), PLAN, 0, shrink="").advance()
-    assert (failed["outcome"], failed["fault"]) == ("host_oom", "host allocator in a loader process")
-    assert failed["held_bytes"] == level
-    again = session.trial(knobs("nowhere"), PLAN, 0, shrink="").advance()
-    assert again["outcome"] == "ok"
-    assert again["first_step_at"] - failed["failed_at"] <= 0.5
-    retried = session.trial(knobs(where), PLAN, 0, shrink="loader").advance()
-    assert [r["knobs"]["num_workers"] for r in retried["restarts"]] == [1]
-    assert retried["knobs"]["num_workers"] == 0
-    assert (retried["outcome"], retried["fault"]) == ("host_oom", "host allocator"), "it asks in this process now"
+    failed = session.train(knobs(where), PLAN, 0, shrink="")
+    assert (failed.outcome, failed.fault) == ("host_oom", "host allocator in a loader process")
+    assert failed.held_bytes == level
+    again = session.train(knobs("nowhere"), PLAN, 0, shrink="")
+    assert again.outcome == "ok"
+    assert again.first_step_at - failed.failed_at <= 0.5
+    retried = session.train(knobs(where), PLAN, 0, shrink="loader")
+    assert [r.knobs["num_workers"] for r in retried.retries] == [1]
+    assert retried.knobs["num_workers"] == 0
+    assert (retried.outcome, retried.fault) == ("host_oom", "host allocator"), "it asks in this process now"
 
 
 def test_what_no_counter_of_tensors_sees_meets_the_limit_of_the_process_which_is_lifted_after(session: Session) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    failed = session.trial(knobs("hidden"), PLAN, 0, shrink="").advance()
-    assert (failed["outcome"], failed["fault"]) == ("host_oom", "host allocator")
-    assert re.search(r"MemoryError: Unable to allocate [\d.]+ GiB", failed["message"])
+    failed = session.train(knobs("hidden"), PLAN, 0, shrink="")
+    assert (failed.outcome, failed.fault) == ("host_oom", "host allocator")
+    assert re.search(r"MemoryError: Unable to allocate [\d.]+ GiB", failed.message)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     uncapped = Plan(64, (64,), window_s=0.0)
     if hidden_bytes() < psutil.virtual_memory().total:  # or the machine itself may refuse
-        assert session.trial(knobs("hidden"), uncapped, 0).advance()["outcome"] == "ok", (
-            "without a cap there is no limit"
-        )
+        assert session.train(knobs("hidden"), uncapped, 0).outcome == "ok", "without a cap there is no limit"
 
 
 def test_an_oom_while_another_thread_collects_garbage_leaves_nothing_behind(session: Session) -> None:
     with another_collects():  # as where a DataLoader is collected, and waits for its processes
-        failed = session.trial(knobs("optimizer"), PLAN, 0, shrink="").advance()
-    assert (failed["outcome"], failed["retire"]) == ("oom", "")
-    assert failed["held_bytes"] == failed["own_bytes"] == session.resident.meter.live_bytes
+        failed = session.train(knobs("optimizer"), PLAN, 0, shrink="")
+    assert (failed.outcome, failed.retire) == ("oom", "")
+    assert failed.held_bytes == failed.own_bytes == session.resident.meter.live_bytes
 
 
 def resident_bytes() -> int:
@@ -143,15 +141,15 @@ def test_a_hundred_ooms_leave_nothing_behind(session: Session) -> None:
 
     def fail(count: int) -> None:
         for number in range(count):
-            found = session.trial(knobs(places[number % 4]), PLAN, 0, shrink="").advance()
-            assert (found["outcome"], found["retire"]) == ("oom", "")
+            found = session.train(knobs(places[number % 4]), PLAN, 0, shrink="")
+            assert (found.outcome, found.retire) == ("oom", "")
 
     fail(10)
     before, resident = state(), resident_bytes()
     fail(100)
     assert state() == before
     assert resident_bytes() - resident < 8 * 2**20, "84 KB an OOM; 4 MiB, which each asks for, come and go in malloc"
-    assert session.train(knobs("nowhere"), PLAN, 0)["outcome"] == "ok"
+    assert session.train(knobs("nowhere"), PLAN, 0).outcome == "ok"
 
 
 @pytest.fixture
@@ -166,11 +164,11 @@ def leaking() -> Iterator[Session]:
 def test_a_process_that_keeps_what_its_trials_made_runs_no_other(leaking: Session) -> None:
     plan = Plan(640, (640,), window_s=0.0, cap_bytes=2**30)
     leaking.resident.workload.leak = 0  # type: ignore[attr-defined]
-    assert leaking.train(knobs("nowhere"), plan, 0)["retire"] == ""
+    assert leaking.train(knobs("nowhere"), plan, 0).retire == ""
     leaking.resident.workload.leak = 2**20  # type: ignore[attr-defined]
     found = leaking.train(knobs("nowhere"), plan, 0)
-    assert found["outcome"] == "ok"
-    assert re.match(r"\d\d\.\d MiB were still held after the trial, 20\.5 MiB are allowed", found["retire"])
+    assert found.outcome == "ok"
+    assert re.match(r"\d\d\.\d MiB were still held after the trial, 20\.5 MiB are allowed", found.retire)
 
 
 def test_the_workspaces_of_cublas_are_no_bytes_of_a_trial(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

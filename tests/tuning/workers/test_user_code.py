@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -18,7 +17,7 @@ from tuning.study import setup
 from tuning.workers import user_code
 from tuning.workers.session import Session
 from tuning.workers.worker import Worker
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.worker_config import Description, WorkerConfig
 
 DATA = Path(__file__).parents[2] / "data"
 KNOBS = {"batch_size": 16, "micro_batch_size": 8}
@@ -174,7 +173,7 @@ class Here(Worker):
     def start(self) -> None:
         """Starts none."""
 
-    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+    def describe(self, knobs: Mapping[str, Scalar]) -> Description:
         """Returns what the workload is, or raises what is wrong with it, as from a process of its own."""
         try:
             return Session(self.config).describe(knobs)
@@ -243,7 +242,7 @@ def test_a_metric_that_a_few_samples_do_not_define_is_no_mistake(tmp_path: Path)
     (tmp_path / "mine.py").write_text(FILE.format(body=NEEDS_BOTH), encoding="utf-8")
     session = Session(WorkerConfig(str(tmp_path / "mine.py")))
     session.warm({})
-    assert session.sanity_check(KNOBS) == {"untrained": {"accuracy": 0.5}}
+    assert session.sanity_check(KNOBS).values == {"accuracy": 0.5}
 
 
 def test_a_ram_cache_that_was_asked_for_and_is_too_large_can_be_left_out() -> None:

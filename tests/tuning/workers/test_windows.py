@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from tests.fakes import heard
 from tests.trainables.test_own_loop import HEAD
 from trainables import batches, loop
 from trainables.stopwatch import Window
@@ -62,32 +63,34 @@ def expected_step_s(session: Session, knobs: dict[str, Any]) -> float:
 def test_a_probe_of_a_machine_at_rest_is_exact(session: Session, change: Any) -> None:
     knobs = {**KNOBS, **change}
     found = session.probe(knobs, time_s=3.0)
-    assert found["micro_step_s"] == pytest.approx(expected_step_s(session, knobs))
+    assert found.micro_step_s == pytest.approx(expected_step_s(session, knobs))
     size, steps = knobs["batch_size"], math.ceil(knobs["batch_size"] / knobs["micro_batch_size"])
-    assert found["samples_per_s"] == pytest.approx(size / (steps * found["micro_step_s"] + found["optimizer_step_s"]))
+    assert found.samples_per_s == pytest.approx(size / (steps * found.micro_step_s + found.optimizer_step_s))
 
 
 def test_a_probe_keeps_to_its_time_however_sure_it_is(session: Session) -> None:
     found = session.probe(KNOBS, time_s=2.0)
-    assert found["end"] == "time"
+    assert found.end == "time"
     longest_window_s = PROBE_WINDOW_S + 4 * 0.01 + 0.002 * 16 * 9  # and one batch of the longest samples
-    assert 2.0 - longest_window_s < found["wall_s"] <= 2.0
+    assert 2.0 - longest_window_s < found.wall_s <= 2.0
 
 
 def test_a_probe_that_is_far_behind_ends_after_a_window(session: Session) -> None:
-    rate = session.probe(KNOBS, time_s=3.0)["samples_per_s"]
+    rate = session.probe(KNOBS, time_s=3.0).samples_per_s
     behind = session.probe(KNOBS, time_s=3.0, best_samples_per_s=1.02 * rate)
-    assert behind["end"] == "time", "its windows may be slow ones"
+    assert behind.end == "time", "its windows may be slow ones"
     hopeless = session.probe(KNOBS, time_s=60.0, best_samples_per_s=2.0 * rate)
-    assert (hopeless["end"], len(hopeless["windows"])) == ("cannot win", 1)
+    assert (hopeless.end, len(hopeless.windows)) == ("cannot win", 1)
 
 
 def test_works_follow_the_run_from_epoch_to_epoch(session: Session) -> None:
     state = loop.prepare(session.resident, session.config(KNOBS), loop.Plan(200, window_s=0.0, each_step=True))
     works, seen = Works(state), 0
-    for event in loop.train(state):
+
+    def check(event: Any) -> None:
+        nonlocal seen
         assert isinstance(event, Window)
-        planned = works.before(state, event.micro_steps)
+        planned = works.before(event.micro_steps)
         seen += len(planned)
         for one, seconds in zip(planned, event.micro_steps_s, strict=True):
             assert seconds == pytest.approx(0.01 + 0.002 * one.work)
@@ -96,14 +99,16 @@ def test_works_follow_the_run_from_epoch_to_epoch(session: Session) -> None:
         whole = [one.whole for one in planned]
         assert len(micro_steps(event, planned)) == sum(whole)
         assert all(whole) is (state.micro_batches_done < 16)  # 62 samples: the last batch has 14
+
+    heard(state, check)
     assert seen > 3 * 16
 
 
 def test_a_probe_waits_for_a_whole_batch(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuning.workers.session.PROBE_WINDOW_S", 0.0)  # a window is a step, the first of two samples
     found = session.probe({**KNOBS, "batch_size": 61, "micro_batch_size": 61}, time_s=0.1)
-    assert (found["outcome"], found["end"], len(found["windows"])) == ("ok", "time", 2)
-    assert found["samples_per_s"] == pytest.approx(61 / (found["micro_step_s"] + found["optimizer_step_s"]))
+    assert (found.outcome, found.end, len(found.windows)) == ("ok", "time", 2)
+    assert found.samples_per_s == pytest.approx(61 / (found.micro_step_s + found.optimizer_step_s))
 
 
 BUCKETS = """
@@ -132,9 +137,9 @@ def test_a_probe_of_batches_of_varying_size_has_the_speed_of_all(
     session = Session(WorkerConfig(str(path), {}))
     monkeypatch.setattr(time, "perf_counter", Clock())
     found = session.probe({"learning_rate": 0.1, "batch_size": first, "micro_batch_size": first}, time_s=3.0)
-    assert found["outcome"] == "ok", found["message"]
-    assert found["samples_per_s"] == pytest.approx(28 / (count * 0.01), rel=0.02)
-    assert first / (found["micro_step_s"] + found["optimizer_step_s"]) == pytest.approx(found["samples_per_s"])
+    assert found.outcome == "ok", found.message
+    assert found.samples_per_s == pytest.approx(28 / (count * 0.01), rel=0.02)
+    assert first / (found.micro_step_s + found.optimizer_step_s) == pytest.approx(found.samples_per_s)
 
 
 def test_a_smaller_batch_at_the_end_of_each_pass_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +148,8 @@ def test_a_smaller_batch_at_the_end_of_each_pass_is_left_out(tmp_path: Path, mon
     session = Session(WorkerConfig(str(path), {}))
     monkeypatch.setattr(time, "perf_counter", Clock())
     found = session.probe({"learning_rate": 0.1, "batch_size": 12, "micro_batch_size": 12}, time_s=3.0)
-    assert found["outcome"] == "ok", found["message"]
-    assert found["samples_per_s"] == pytest.approx(12 / 0.01), "64 samples: the last batch has 4"
+    assert found.outcome == "ok", found.message
+    assert found.samples_per_s == pytest.approx(12 / 0.01), "64 samples: the last batch has 4"
 
 
 COMPILING = '''
@@ -183,9 +188,9 @@ def test_what_a_workload_compiles_itself_is_no_part_of_its_speed(
     session.warm({})
     monkeypatch.setattr(time, "perf_counter", Clock())
     found = session.probe(KNOBS, time_s=150.0)
-    assert found["outcome"] == "ok", found["message"]
+    assert found.outcome == "ok", found.message
     assert session.resident.workload.graphs == 2
-    assert found["micro_step_s"] == pytest.approx(0.01)
+    assert found.micro_step_s == pytest.approx(0.01)
 
 
 FORKING = """
@@ -230,10 +235,10 @@ def test_workers_that_start_in_each_pass_are_paid_for(
     for keeps, pass_s in steps_s.items():
         own = {"learning_rate": 0.1, "batch_size": 8, "persistent_workers": keeps, "num_workers": 1}
         probe, window = session.probe(own, time_s=3.0), session.window(own, 1.0, seed=0)
-        assert probe["outcome"] == "ok", probe["message"]
-        assert probe["samples_per_s"] == pytest.approx(count / pass_s, rel=1e-3)
-        assert window["samples_per_s"] == pytest.approx(count / pass_s, rel=1e-3)
-        assert probe["micro_step_s"] + probe["optimizer_step_s"] == pytest.approx(0.011)
+        assert probe.outcome == "ok", probe.message
+        assert probe.samples_per_s == pytest.approx(count / pass_s, rel=1e-3)
+        assert window.samples_per_s == pytest.approx(count / pass_s, rel=1e-3)
+        assert probe.micro_step_s + probe.optimizer_step_s == pytest.approx(0.011)
 
 
 class Starting(DataLoader[Any]):
@@ -253,8 +258,8 @@ def test_our_loop_pays_for_workers_that_start_in_each_pass(
     own = {**KNOBS, "batch_size": 62, "num_workers": 1, "persistent_workers": keeps}
     alone, pass_s = session.probe(KNOBS, time_s=3.0), 0.0 if keeps else 0.25
     probe, window = session.probe(own, time_s=3.0), session.window(own, 1.0, seed=0)
-    assert probe["micro_step_s"] == pytest.approx(alone["micro_step_s"], rel=0.01), "without a wait"
-    assert probe["pass_s"] == pytest.approx(pass_s)
-    steps_s = 16 * probe["micro_step_s"] + probe["optimizer_step_s"]
-    assert probe["samples_per_s"] == pytest.approx(62 / (steps_s + pass_s))
-    assert window["samples_per_s"] == pytest.approx(probe["samples_per_s"], rel=0.1), "of other batches"
+    assert probe.micro_step_s == pytest.approx(alone.micro_step_s, rel=0.01), "without a wait"
+    assert probe.pass_s == pytest.approx(pass_s)
+    steps_s = 16 * probe.micro_step_s + probe.optimizer_step_s
+    assert probe.samples_per_s == pytest.approx(62 / (steps_s + pass_s))
+    assert window.samples_per_s == pytest.approx(probe.samples_per_s, rel=0.1), "of other batches"

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.commands import wait_for
+from tests.trainables.test_own_loop import HEAD
 from tuning.config.errors import PreflightError
 from tuning.workers import machine
 from tuning.workers import worker as worker_module
@@ -79,15 +80,15 @@ def worker(tmp_path_factory: pytest.TempPathFactory, said: list[str]) -> Iterato
 
 
 def test_a_file_imports_what_lies_beside_it_in_every_process_and_finds_an_empty_command_line(worker: Worker) -> None:
-    assert worker.train({**KNOBS, "num_workers": 1}, 16, (16,), seed=1)["outcome"] == "ok"
+    assert worker.train({**KNOBS, "num_workers": 1}, 16, (16,), seed=1).outcome == "ok"
 
 
 def test_a_training_that_confirms_halves_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {"batch_size": 64, "micro_batch_size": 64}
-    need = worker.train(wide, 64, (64,), seed=1)["peak_allocated_bytes"]
+    need = worker.train(wide, 64, (64,), seed=1).peak_allocated_bytes
     monkeypatch.setattr(worker, "config", replace(worker.config, cap_bytes=need - 1))
     found = worker.train(wide, 64, (64,), seed=1)
-    assert (found["outcome"], found["knobs"]["micro_batch_size"], found["ooms"]) == ("oom", 64, [])
+    assert (found.outcome, found.knobs["micro_batch_size"], found.retries) == ("oom", 64, ())
 
 
 def test_a_process_that_computes_does_not_hang_because_one_of_its_own_has_ended(
@@ -95,7 +96,7 @@ def test_a_process_that_computes_does_not_hang_because_one_of_its_own_has_ended(
 ) -> None:
     worker.load()
     monkeypatch.setattr(worker, "config", replace(worker.config, hang_s=2.0))
-    assert worker.train({"batch_size": 2, "micro_batch_size": 2}, 2, (2,), seed=0)["outcome"] == "ok"
+    assert worker.train({"batch_size": 2, "micro_batch_size": 2}, 2, (2,), seed=0).outcome == "ok"
     assert said == []
 
 
@@ -110,7 +111,7 @@ def test_a_probe_tells_what_other_programs_take_of_its_cores_meanwhile(worker: W
         for other in others:
             other.kill()
             other.wait()
-    assert 0.1 <= beside["others_cpu_frac"] <= 1.0
+    assert 0.1 <= beside.others_cpu_frac <= 1.0
 
 
 HANGING = """
@@ -131,7 +132,7 @@ WORKLOAD = Hanging()
 
 
 def test_a_process_that_hangs_is_measured_again_and_says_where_it_stood(tmp_path: Path) -> None:
-    """What is lost twice is an outcome: test_trial_runner.py has it, and of a study ../study/test_kill_fault.py."""
+    """What is lost twice is an outcome: test_trials.py has it, and of a study ../study/test_kill_fault.py."""
     (tmp_path / "hanging.py").write_text(HANGING, encoding="utf-8")
     said: list[str] = []
 
@@ -140,10 +141,10 @@ def test_a_process_that_hangs_is_measured_again_and_says_where_it_stood(tmp_path
         worker.config = replace(worker.config, hang_s=60.0)  # on a busy machine the next one loads for long
 
     with Worker(WorkerConfig(str(tmp_path / "hanging.py")), warned) as worker:
-        assert worker.train(KNOBS, 8, (8,), seed=0)["outcome"] == "ok"
+        assert worker.train(KNOBS, 8, (8,), seed=0).outcome == "ok"
         (tmp_path / "hang").touch()
         worker.config = replace(worker.config, hang_s=2.0)
-        assert worker.train(KNOBS, 64, (64,), seed=0)["outcome"] == "ok"
+        assert worker.train(KNOBS, 64, (64,), seed=0).outcome == "ok"
     assert len(said) == 1
     assert re.match(r'process hung: no answer for \d+ s in File ".*hanging\.py", line \d+', said[0])
     assert said[0].endswith("search.hang_time gives it more time; what it measured is measured once more")
@@ -193,7 +194,7 @@ def test_what_hangs_past_the_deadline_is_not_waited_for_or_tried_again_and_its_l
         took_s = time.monotonic() - worker.deadline
         found = worker.train(KNOBS, 64, (64,), seed=0)
     assert "does a train(run) go over run.batches(loader)?" in raised.value.remedy
-    assert (found["outcome"], found["fault"], said) == ("cut", "search.max_time was over", [])
+    assert (found.outcome, found.fault, said) == ("cut", "search.max_time was over", [])
     assert 0.5 <= took_s < 5.0
     assert not psutil.wait_procs([loader], timeout=5)[1]
 
@@ -223,3 +224,31 @@ def test_its_process_and_its_loaders_end_when_the_process_that_started_it_is_kil
         study.kill()
     assert process is not None
     assert not psutil.wait_procs([loader, process], timeout=20)[1]
+
+
+ENDLESS = """
+from trainables import own_loop
+
+own_loop.LEAVING_S = 0.2
+
+def train(run):
+    net, optimizer = made(run)
+    while True:
+        try:
+            for batch in run.batches(DataLoader(DATA, **run.loader())):
+                run.backward(loss_of(net, batch), optimizer)
+                if run.evaluate_now:
+                    run.report(error=0.0)
+        except BaseException:
+            pass
+"""
+
+
+@pytest.mark.fault
+def test_a_loop_that_cannot_be_ended_ends_its_process(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(HEAD + ENDLESS, encoding="utf-8")
+    with (
+        Worker(WorkerConfig(str(tmp_path / "endless.py"))) as worker,
+        pytest.raises(PreflightError, match=r"exit code 1; train\(run\) did not end in 0.2 s: does it catch BaseExc"),
+    ):
+        worker.describe(KNOBS)
