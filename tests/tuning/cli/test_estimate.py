@@ -21,7 +21,6 @@ from tests.tuning.snapshots import check
 from trainables.our_knobs import EVERY
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
-from tuning.config.cards import CONTEXT_BYTES
 from tuning.config.choices import available
 from tuning.config.complete import with_declared
 from tuning.config.errors import ConfigError
@@ -89,22 +88,37 @@ def answer(
 # -- what is asked -----------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_what_is_typed_or_else_what_is_of_use() -> None:
-    assert [tuple(c.values()) for c in of("workload=nli card=rtx4060").couplings] == [
-        ("fp32", False, "dora"),
-        ("fp32", True, "dora"),
-        ("bf16", False, "dora"),
-        ("bf16", True, "dora"),
-    ]
-    typed = of(
-        "workload=nli card=rtx4060 knobs.amp_dtype=fp16 knobs.adapter=[lora,none] knobs.activation_checkpointing=true"
-    )
-    assert [tuple(c.values()) for c in typed.couplings] == [("fp16", True, "lora"), ("fp16", True, "none")]
-    assert all("adapter" not in c for c in of("workload=signals").couplings)
-    assert {c["amp_dtype"] for c in of("workload=pointer card=p100").couplings} == {
-        "fp32",
-        "fp16",
-    }  # Pascal has no bf16
+L4 = (Gpu("NVIDIA L4", 22 * GIB, 20 * GIB),)
+ASKED: list[tuple[str, tuple[Gpu, ...]]] = [
+    ("workload=nli", ()),
+    ("workload=nli", (Gpu("NVIDIA L4", 22 * GIB),)),
+    ("workload=nli card=cpu", ()),
+    ("workload=nli card=cpu card.memory_gib=32", ()),
+    ("workload=nli card=rtx4060", ()),
+    ("workload=nli card=rtx4060 knobs.amp_dtype=fp16 knobs.adapter=[lora,none] knobs.micro_batch_size=6", ()),
+    ("workload=nli card=rtx4060 knobs.activation_checkpointing=true knobs.micro_batch_size={low:3,high:40}", ()),
+    ("workload=nli knobs.micro_batch_size=[1,2,3,4,5,6,7,8,9,10,11,12,13]", ()),
+    ("workload=nli card=auto card.memory_gib=32", ()),
+    ("workload=nli card=auto card.memory_gib=32", L4),
+    ("workload=nli card.memory_gib=32 card.reserve_gib=2", ()),
+    ("workload=signals", ()),
+    ("workload=pointer card=p100", ()),
+]
+
+
+def test_what_is_asked_has_its_list() -> None:
+    """Pascal has no bf16, signals no adapter; a card given by its memory has a context, which is taken off."""
+    lines = []
+    for settings, gpus in ASKED:
+        about = of(settings, gpus=gpus)
+        usable = "all of it" if about.usable_bytes is None else f"{about.usable_bytes / GIB:.2f} GiB"
+        rows = ["/".join(map(str, row.values())) for row in about.couplings]
+        lines += [f"{settings}{' beside an L4' * bool(gpus)}", f"  {about.card}: {usable}, {about.kernels} kernels"]
+        lines += [f"  micro-batches {about.micro_batches}", f"  {', '.join(rows)}"]
+    check("estimate_asked", "\n".join(lines))
+    assert of("workload=nli card=rtx4060", "cpu").kernels == "cpu"
+    with pytest.raises(ConfigError, match="leaves nothing beside a CUDA context"):
+        of("workload=nli card.memory_gib=0.5")
 
 
 def test_what_a_search_varies_is_taken_at_its_largest_or_first() -> None:
@@ -113,37 +127,6 @@ def test_what_a_search_varies_is_taken_at_its_largest_or_first() -> None:
     assert about.searched["architecture"] == ("transformer", "mlp")
     assert about.knobs["num_workers"] == 0  # changes no byte of the step, so asks for no other trace
     assert of("workload=temporal card=rtx4060 knobs.num_workers=2") == about
-
-
-def test_sizes_are_those_searched_or_typed() -> None:
-    assert of("workload=nli").micro_batches == (4, 8, 16, 32)
-    assert of("workload=nli knobs.micro_batch_size=6").micro_batches == (6,)
-    assert of("workload=nli knobs.micro_batch_size={low:3,high:40}").micro_batches == (4, 8, 16, 32)
-    many = of("workload=nli knobs.micro_batch_size=[1,2,3,4,5,6,7,8,9,10,11,12,13]").micro_batches
-    assert len(many) <= 6
-    assert many[-1] == 13
-
-
-def test_the_card_decides_kernels_and_limit() -> None:
-    card = of("workload=nli card=rtx4060")
-    assert (card.kernels, card.capability, card.usable_bytes) == ("cuda", (8, 9), round(7.3 * GIB))
-    assert (of("workload=nli card=cpu").kernels, of("workload=nli card=cpu").usable_bytes) == ("cpu", None)
-    assert of("workload=nli card=rtx4060", "cpu").kernels == "cpu"
-    assert of("workload=nli").kernels == "cpu"
-    found = of("workload=nli", gpus=(Gpu("NVIDIA L4", 22 * GIB),))
-    assert (found.card, found.kernels, found.memory_bytes) == ("NVIDIA L4", "cuda", 22 * GIB)
-
-
-def test_a_card_given_by_its_memory_is_a_card_with_a_context() -> None:
-    for gpus in ((), (Gpu("NVIDIA L4", 22 * GIB, 20 * GIB),)):
-        unlisted = of("workload=nli card=auto card.memory_gib=32", gpus=gpus)
-        assert (unlisted.card, unlisted.kernels, unlisted.capability) == ("auto", "cuda", (8, 6))
-        assert unlisted.usable_bytes == 32 * GIB - CONTEXT_BYTES
-        assert {c["amp_dtype"] for c in unlisted.couplings} == {"fp32", "bf16"}
-    assert of("workload=nli card.memory_gib=32 card.reserve_gib=2").usable_bytes == 30 * GIB
-    with pytest.raises(ConfigError, match="leaves nothing beside a CUDA context"):
-        of("workload=nli card.memory_gib=0.5")
-    assert of("workload=nli card=cpu card.memory_gib=32").kernels == "cpu"
 
 
 @pytest.mark.parametrize("settings", ["", "card.memory_gib=8", "card.reserve_gib=2"])
