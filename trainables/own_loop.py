@@ -31,6 +31,7 @@ from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
 from trainables.openmp import release_threads
+from trainables.own_checks import FirstWeights
 from trainables.own_count import READY, Ended, Event, OwnState
 from trainables.own_run import Run
 from trainables.plan import Plan, evenly
@@ -49,6 +50,9 @@ class OwnResident:
     def __init__(self, workload: OwnLoop) -> None:
         self.workload = workload
         self.meter = LiveBytes()
+        self.first_weights = FirstWeights()
+        self.dtype = torch.get_default_dtype()
+        """The default dtype after the import of the file: what a training sets is not left to the next."""
         self.kept_bytes: int | None = None
         """Bytes that the module itself holds on the device: those left after its first training."""
         self.asked: set[str] = set()
@@ -129,7 +133,8 @@ def _begin(
 ) -> ThreadedState:
     state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked, resident=resident)
     state.pass_samples, state.drops_last, state.own_size = resident.pass_samples, resident.drops_last, resident.own_size
-    state.within = within or state.within
+    state.within, state.first_weights = within or state.within, resident.first_weights
+    torch.set_default_dtype(resident.dtype)
     if (usual := torch.get_default_device()).type != "cpu":
         state.makes_on = usual
     if state.device.type == "cuda" and config.knobs.empty_cache:
