@@ -3,8 +3,7 @@
     python -m benchmarks.oom_search --seeds 5 --out benchmarks/results/oom_search.jsonl
 
 A virtual card on the CPU, real trainings (`oom_workload`), one process, the same space and the same trainings for all:
-  ours     TrialScheduler, strategy joint: every knob proposed in one flat space, judged by the guard, never halved
-  staged   TrialScheduler, strategy staged, after the probe stage: micro-batches are halved where they do not fit
+  staged   TrialScheduler after the probe stage: a micro-batch is halved if it does not fit
   tune     Ray Tune's OptunaSearch as it comes: an OOM is an error, which it tells Optuna as FAIL
   tpe      Optuna's TPE with a constraint: an OOM is told as infeasible, by how much over the cap
 Each launches 60 trials. A line of the file is a way and seed; what it holds already is not run again, so a run that was
@@ -66,7 +65,7 @@ SPACE = Space.parse(
     },
     TABLE,
 )
-WAYS = ("ours", "staged", "tune", "tpe")
+WAYS = ("staged", "tune", "tpe")
 OBJECTIVES: Mapping[str, Any] = {"samples_per_s": "max", "loss": "min"}
 Knobs = Mapping[str, Scalar]
 Launched = tuple[dict[str, Scalar], TrialState, float | None]
@@ -113,15 +112,14 @@ def journal(machine: Machine, folder: Path) -> Journal:
     return opened
 
 
-def by_desk(machine: Machine, folder: Path, strategy: Any) -> tuple[list[Launched], list[dict[str, Any]], Journal]:
+def by_scheduler(machine: Machine, folder: Path) -> tuple[list[Launched], list[dict[str, Any]], Journal]:
     """Returns what our scheduler launched, what it refused, and its journal."""
     watcher = Watcher(machine, folder)
     learned = watcher.guard
-    if strategy == "staged":
-        budget = ProbeSection(max_time_s=10.0, probe_time_s=0.2)
-        ProbeStage(machine.session, SPACE, watcher.journal, learned, budget).run({}, lambda r: None)
-    terms = SearchTerms(strategy, 10_000, None, machine.seed, {"loss": "min"}, sampler="tpe")
-    orders = TrialPlan(SAMPLES, (SAMPLES,), shrink=strategy == "staged", concurrency=1, threads=1)
+    budget = ProbeSection(max_time_s=10.0, probe_time_s=0.2)
+    ProbeStage(machine.session, SPACE, watcher.journal, learned, budget).run({}, lambda r: None)
+    terms = SearchTerms(10_000, None, machine.seed, {"loss": "min"}, sampler="tpe")
+    orders = TrialPlan(SAMPLES, (SAMPLES,), shrink=True, concurrency=1, threads=1)
     scheduler = TrialScheduler(watcher.journal, SPACE, learned, terms, orders, lambda r: None)
     launched: list[Launched] = []
     while len(launched) < TRIALS and (request := scheduler.next_trial()) is not None:
@@ -186,8 +184,8 @@ def one_way(seed: int, way: str) -> dict[str, Any]:
         return {"unfit_frac": unfit_frac(machine)}
     refused: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        if way in ("ours", "staged"):
-            launched, refused, held = by_desk(machine, Path(folder), "joint" if way == "ours" else "staged")
+        if way == "staged":
+            launched, refused, held = by_scheduler(machine, Path(folder))
         else:
             watcher = Watcher(machine, Path(folder))
             held = watcher.journal
@@ -275,7 +273,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own = [
         (t["p_oom"], t["outcome"] == "oom")
         for r in rows
-        if r["way"] in ("ours", "staged")
+        if r["way"] == "staged"
         for t in (*r["launched"], *r["refused"])
     ]
     return {

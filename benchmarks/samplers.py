@@ -40,9 +40,7 @@ from tuning.workers import machine
 ROOT = Path(__file__).parents[1]
 FIRST_FRESH = 1000
 """Seeds of trainings that judge a pick; searches use their own seed and confirm on the next few."""
-FLAT = ("search.strategy=joint",)
 WAYS: Mapping[str, tuple[str, ...]] = {
-    "flat, tpe": (*FLAT, "search.sampler=tpe"),
     "probes, random": ("search.sampler=random",),
     "probes, tpe": ("search.sampler=tpe",),
     "probes, known": ("search.sampler=known",),

@@ -13,20 +13,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 from torch.utils.data import IterableDataset
 
-from trainables import loop, own_loop, precision
-from trainables.batches import size_of, tensors_of
+from trainables import loader_check, loop, own_loop, precision
+from trainables.batches import size_of
 from trainables.knobs import Scalar
 from trainables.own_count import OwnResident
 from trainables.plan import Plan
@@ -49,6 +51,12 @@ NOT_A_MEAN = (
     "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
     "tokens; the model may read padding; or a sampler makes other batches by micro_batch_size"
 )
+COUNT_BATCHES, COUNT_S = 8, 1.5
+"""Batches over which the optimiser steps of a custom loop are counted, fewer if they take longer than so many seconds.
+
+A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
+"""
+RATE_ROUNDING_FRAC = 1e-6
 _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
     **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
@@ -66,9 +74,17 @@ class _Learned:
     """The samples of a batch, if modules are also run on half of it; otherwise 0."""
     unlike: str = ""
     """The first module that gave the half other values than within the batch; "" for none."""
-    is_stream: bool = False
-    """Whether the data set is a stream (IterableDataset)."""
+    dataset: Any = None
+    """The data set of a custom loop's loader; None if it is not known."""
+    worker_init: Callable[[int], None] | None = None
+    """The worker_init_fn of that loader."""
     shows_model: bool = True
+    seconds: float = 0.0
+
+    @property
+    def is_stream(self) -> bool:
+        """Returns whether the data set is a stream (IterableDataset)."""
+        return isinstance(self.dataset, IterableDataset)
 
 
 def differing(
@@ -92,16 +108,27 @@ def differing(
         return {}
     base = config.with_knobs(**_STEADY, batch_size=count, micro_batch_size=count)
     reasons = {}
-    if "ram_cache" in changes and isinstance(resident, Resident) and _draws(resident, config, count):
+    steady = config.with_knobs(ram_cache=False)
+    uncached = resident.dataset(steady, "train") if isinstance(resident, Resident) else None
+    if "ram_cache" in changes and uncached is not None and loader_check.draws(uncached, range(count)):
         reasons["ram_cache"] = "dataset[i] draws random numbers, and in RAM each sample has been drawn once and for all"
     noise, module = cast(float | None, None), ""
     whole = _run(resident, base, count)
-    if whole.is_stream and int(changes.get("num_workers", 0)) > 1:
+    workers = max(int(changes["num_workers"]), config.knobs.num_workers) if "num_workers" in changes else 0
+    if whole.is_stream and workers > 1:
         reasons["num_workers"] = STREAM
+    elif workers and loader_check.reads_differ(
+        whole.dataset if uncached is None else uncached, workers, whole.worker_init
+    ):
+        reasons["num_workers"] = loader_check.SHARED
     changes = {name: value for name, value in changes.items() if name not in ("ram_cache", *_STEADY)}
     if changes and not whole.shows_model:
         raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")
     halves = base.with_knobs(micro_batch_size=count // 2)
+    if "micro_batch_size" in changes and isinstance(resident, OwnResident):
+        why = _steps_differ(resident, base, halves, whole.seconds)
+        reasons |= {"micro_batch_size": why} if why else {}
+        changes = {name: value for name, value in changes.items() if name not in reasons}
     in_halves: _Learned | None = None
     for name, value in changes.items():
         # Batches are cut in halves: in a whole batch sorting changes nothing, and other knobs change less.
@@ -152,15 +179,70 @@ def _run(
     return learned
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """The optimiser steps of a few batches, by optimiser, and each learning rate over its initial one."""
+
+    steps: Mapping[str, int]
+    rates: Sequence[float]
+
+
+def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds: float) -> str:
+    """Returns why a custom loop takes other optimiser steps once its batches are cut in two, "" if it does not.
+
+    `seconds` is what one batch took, its start included.
+    """
+    size = whole.knobs.batch_size
+    batches = min(COUNT_BATCHES, int(COUNT_S / max(seconds, 1e-3)), resident.pass_samples // size)
+    if batches < 2:
+        return ""
+    one, two = (_counts(resident, config, batches * size) for config in (whole, halves))
+    for name in one.steps.keys() | two.steps.keys():
+        if (a := one.steps.get(name, 0)) != (b := two.steps.get(name, 0)):
+            return (
+                f"{name} stepped {a} times in {batches} batches, and {b} times with each batch cut in two: the loop "
+                "counts micro-batches, and run.batch counts batches"
+            )
+    if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(one.rates, two.rates, strict=False)):
+        return (
+            f"the learning rate after {batches} batches is another with each batch cut in two: the loop steps a "
+            "scheduler after each micro-batch; shown to run.prepare, it is stepped once a batch"
+        )
+    return ""
+
+
+def _counts(resident: OwnResident, config: Config, samples: int) -> _Counts:
+    """Returns what a custom loop's optimisers did on its first samples."""
+    steps: dict[int, int] = {}
+    names: dict[int, str] = {}
+
+    def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        sizes = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        names[id(optimizer)] = f"the {type(optimizer).__name__} of {sizes:,} weights"
+        steps[id(optimizer)] = steps.get(id(optimizer), 0) + 1
+
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of a scheduler that steps before its optimiser
+        stack.callback(register_optimizer_step_post_hook(count).remove)
+        state = own_loop.prepare(resident, config, Plan(samples=samples))
+        own_loop.train(state)
+    rates = [now / first for first, now in own_loop.rates_of(state) if first]
+    found: dict[str, int] = {}
+    for key, number in steps.items():
+        found[names[key]] = found.get(names[key], 0) + number
+    return _Counts(found, rates)
+
+
 def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> _Learned:
     """Returns what the first batch of a custom loop taught; `noise_seed` is set after the batch was drawn."""
+    began = time.perf_counter()
     state = own_loop.prepare(resident, config, Plan(samples=count))
     # Without it, numbers drawn after the batch, as for augmentation, would depend on the micro-batch.
     state.noise_seed = noise_seed or None
 
     def heard(event: Event) -> bool:
         if event == READY:
-            learned.is_stream = isinstance(state.dataset, IterableDataset)
+            learned.dataset, learned.worker_init = state.dataset, state.worker_init
             if state.model is None or state.optimizer is None:
                 learned.shows_model = False
             else:
@@ -169,6 +251,7 @@ def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_se
 
     with _NoDropout(), contextlib.ExitStack() as stack:
         own_loop.train(state, heard)
+    learned.seconds = time.perf_counter() - began
     return learned
 
 
@@ -263,21 +346,6 @@ def _difference(reference: _Learned, other: _Learned) -> tuple[float, str]:
             if by > worst * norm and math.isfinite(by) and norm > 0:
                 worst, whose = by / norm, key[0] if a is reference.buffers else ""
     return worst, whose
-
-
-def _draws(resident: Resident, config: Config, count: int) -> bool:
-    """Returns whether a sample differs when it is read under another seed."""
-    dataset = resident.dataset(config.with_knobs(ram_cache=False), "train")
-    state = random.getstate()
-    reads = []
-    with torch.random.fork_rng(devices=[]):
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            reads.append([tensors_of(dataset[i]) for i in range(count)])
-    random.setstate(state)
-    pairs = [pair for samples in zip(*reads, strict=True) for pair in zip(*samples, strict=False)]
-    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
 
 
 @contextlib.contextmanager

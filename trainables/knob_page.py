@@ -15,8 +15,8 @@ _HEAD = """\
 # Knobs
 
 This page lists every optimisation. `knobs.NAME=VALUE` fixes a knob, `'knobs.NAME=[A,B]'` searches its values, and
-`'knobs.NAME={low: A, high: B, log: true}'` searches a range (for a knob of kind both only with `search.strategy=joint`,
-since probes need single values). The page is made from the rows in `trainables/loop_knobs.py` and `our_knobs.py`:
+`'knobs.NAME={low: A, high: B, log: true}'` searches a range (not for a knob of kind both:
+probes need single values). The page is made from the rows in `trainables/loop_knobs.py` and `our_knobs.py`:
 `python -m trainables.knob_page > docs/knobs.md`.
 
 - **What it does**, and *by hand*: how a script does it without cardtune.

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.live_bytes import LiveBytes
+from trainables.own_checks import FirstWeights
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
 from trainables.reports import READY, Ended, Event
@@ -43,6 +44,9 @@ class OwnResident:
     def __init__(self, workload: OwnLoop) -> None:
         self.workload = workload
         self.meter = LiveBytes()
+        self.first_weights = FirstWeights()
+        self.dtype = torch.get_default_dtype()
+        """The default dtype after the import of the file: what a training sets is not left to the next."""
         self.kept_bytes: int | None = None
         """Bytes that the module itself holds on the device: those left after its first training."""
         self.asked: set[str] = set()
@@ -83,6 +87,8 @@ class OwnState(RunState):
     """Seconds between epochs that are in no window: evaluations that were not due. Due reports are not included."""
     dataset: Any = field(default=None, repr=False)
     """The data set of the user's loader; None if it is not known."""
+    worker_init: Callable[[int], None] | None = field(default=None, repr=False)
+    """The worker_init_fn of that loader."""
     micro_steps: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=1 << 16), repr=False)
     """For each micro-step: its samples, and whether an optimiser step followed."""
     prepared: list[nn.Module] = field(default_factory=list, repr=False)
@@ -142,6 +148,9 @@ class Counted:
         self._loss_sum: Tensor | float | None = None
         self._since_step = self._unreported = 0
         """Micro-batches, and optimiser steps by the user's own lines, since the last call of `step`."""
+        self._told_samples: int | None = None
+        self._skipped = 0
+        """Whole batches after which no optimiser stepped, before the last step."""
         self._is_forward_over = self._has_stepped = self._is_closed = False
         self._is_due = self._one_pass = self._has_left = False
         self._asked_after_end = 0
@@ -155,6 +164,10 @@ class Counted:
         """Whether `backward` is taking the current optimiser step."""
         self._share = 1.0
         """The weight of the mean loss of this process's part of a micro-batch; 1 if there is one process."""
+        self._stepped_at: dict[torch.optim.Optimizer, tuple[int, int]] = {}
+        """Where `backward` stepped each optimiser last, of the first steps: micro-batch, and position in the graph."""
+        self._data: Mapping[str, object] | None = None
+        """The attributes of the data set as loader processes were given it last; None if there are none."""
         self._schedules: list[LRScheduler] = []
         """The schedulers that `backward` steps, each after its optimiser."""
         self._schedules_at: dict[int, int | None] = {}
@@ -203,6 +216,10 @@ class Counted:
 
     # -- what a loop reports -------------------------------------------------------------------------------------------
 
+    def says_epoch(self, samples: int | None) -> None:
+        """Takes the size of an epoch, for a framework whose loader does not know it; None if the loader does."""
+        self._told_samples = samples
+
     def begin(self, loader: Any, samples: int | None = None) -> None:
         """Starts the clock: the first batch is asked for. `samples` is the size of an epoch, if the loader lacks it."""
         state = self._state
@@ -210,7 +227,9 @@ class Counted:
         self._parts, size = 0, getattr(loader, "batch_size", None)
         self._is_whole = self._has_cut and size == state.config.knobs.batch_size != self._micro()
         if not state.first_step_at:
-            state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
+            state.pass_samples = samples or self._told_samples or _pass_samples(loader)
+            state.dataset = getattr(loader, "dataset", None)
+            state.worker_init = getattr(loader, "worker_init_fn", None)
             state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
             if size == self._micro():  # or an earlier training made the loader
                 state.asked_here |= state.asked & {"micro_batch_size"}
@@ -219,6 +238,10 @@ class Counted:
             state.is_misled = state.steps_told not in (0, self._steps())
             state.active["seed"] = torch.initial_seed()  # the user's function may have set another seed than the run's
             state.marks = {} if state.model is None else marks(state.model)
+            if state.model is not None:
+                own = state.config.knobs.table.own
+                values = tuple((name, state.config.knobs.as_dict()[name]) for name in sorted(own))
+                state.resident.first_weights.require_equal(state.model, self.seed, values)
             self._give(READY)
             if state.epoch:  # this window is to train on other batches
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)
@@ -287,6 +310,7 @@ class Counted:
                 raise LoopError(f"devices_per_trial={state.ranks.count}: {ONLY_BACKWARD}")
             if len(self._optimizers) <= 1:
                 state.ranks.stepped()
+        self._skipped += (self._since_step - 1) // (self._parts or 1)
         self._has_stepped, self._since_step, self._unreported = True, 0, 0
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
         if state.steps == 1:

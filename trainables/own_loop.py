@@ -65,6 +65,7 @@ def train(state: OwnState, hear: Hear = unheard) -> None:
 def _is_misled(state: OwnState, hear: Hear, *, may_be: bool) -> bool:
     """Trains; returns whether the function was ended before its first batch since it had read a wrong `run.steps`."""
     resident, rates, is_misled = state.resident, tuple[tuple[float, float], ...](), False
+    torch.set_default_dtype(resident.dtype)
     if state.device.type == "cuda" and state.config.knobs.empty_cache:
         torch.cuda.empty_cache()
     precision.forget_graphs()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainables import batches, optim, precision
+from trainables import batches, optim, own_checks, precision
 from trainables.knobs import asked_by
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted
@@ -67,6 +67,12 @@ class Run(Counted):
     def epoch(self) -> int:
         """The current epoch, from 0."""
         return self._state.epoch
+
+    @property
+    def batch(self) -> int:
+        """The number of the current batch, from 0: the same for each of its micro-batches, unlike that of enumerate."""
+        before = self._state.steps + self._skipped
+        return before - 1 if self._has_stepped else before + (self._since_step - 1) // self.accumulation
 
     @property
     def progress(self) -> float:
@@ -116,6 +122,11 @@ class Run(Counted):
         `others` are its optimisers, and learning rate schedulers. `backward` steps a scheduler after each step of its
         optimiser. Raises LoopError for a scheduler that waits for a metric.
         """
+        if self.is_done:
+            raise LoopError(
+                "run.prepare was called after the end of the run: train(run) is one training; a fold, or a second "
+                "stage with a model of its own, is another call of train(run), by an option of the file"
+            )
         state, knobs = self._state, self._ask(*_PREPARE)
         optimizers = [other for other in others if not isinstance(other, LRScheduler)]
         self._schedules += [other for other in others if isinstance(other, LRScheduler)]
@@ -168,6 +179,7 @@ class Run(Counted):
             if is_asked and not state.ranks.more(before):
                 raise Ended
             state.ranks.same_order()
+            shown = self._shown_data(source)
             epoch, counts = iter(loader), batches.SampleCounts(source)
             for whole in epoch:
                 if not (self._is_alone or self._since_step or is_asked or state.ranks.more(state.samples)):
@@ -196,6 +208,13 @@ class Run(Counted):
                 if self._has_stepped and state.samples >= self._horizon:
                     break
             del epoch  # its workers end before the code that follows the epoch
+            if shown:
+                own_checks.require_unchanged(
+                    getattr(source, "dataset", None),
+                    shown,
+                    "within an epoch",
+                    "set it between epochs, or knobs.num_workers=0",
+                )
             self.next_pass()
             if state.samples == before:
                 raise LoopError("the loader of run.batches(loader) gave no batch in a whole epoch")
@@ -206,6 +225,21 @@ class Run(Counted):
                 self._pass_ends()
                 break
         self._paused_at = time.perf_counter()
+
+    def _shown_data(self, loader: Any) -> Mapping[str, object]:
+        """Returns the attributes of the data set that loader processes get, empty if there are none.
+
+        Raises LoopError if processes that stay were given others.
+        """
+        if not getattr(loader, "num_workers", 0):
+            return {}
+        data = getattr(loader, "dataset", None)
+        if self._data is not None and getattr(loader, "persistent_workers", False):
+            own_checks.require_unchanged(
+                data, self._data, "between epochs", "knobs.persistent_workers=false starts them anew"
+            )
+        self._data = own_checks.settings_of(data)
+        return self._data
 
     def autocast(self) -> AbstractContextManager[object]:
         """Returns the context of a forward pass: autocast to the knob amp_dtype."""
@@ -238,6 +272,8 @@ class Run(Counted):
                 self._watch_steps(stepped)
         elif has_stepped:
             self._rescale()
+        if self._has_stepped and self._stepped_at.get(stepped, (0, 0))[0] == self._state.micro_batches_done:
+            own_checks.require_one_loss(loss, self._stepped_at[stepped][1], stepped)
         inputs = None if len(others) == 1 else [p for g in stepped.param_groups for p in g["params"] if p.requires_grad]
         part = loss * (self._share / accumulation) if accumulation != 1 or self._share != 1.0 else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
@@ -266,6 +302,8 @@ class Run(Counted):
             if schedule.optimizer is stepped:
                 self._advance(schedule)
         stepped.zero_grad(set_to_none=forgets)
+        if self._state.steps < own_checks.CHECKED_STEPS:
+            self._stepped_at[stepped] = self._state.micro_batches_done, own_checks.graph_position()
         self.step()
         return True
 

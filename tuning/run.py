@@ -55,7 +55,6 @@ CARDS
   search.max_time=4m      wall time of the whole study, held to [budget's]
   search.hang_time=60s    a process that idles so long without an answer is
                           ended, and tried once more [60s]
-  search.strategy=staged  staged: probe, then train; joint: one flat space
                           [staged]
   search.sampler=NAME     what proposes: known (trains only what would be faster
                           and may be as good), tpe (Optuna's) or random [known]

@@ -16,6 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trainables.batches import length_of
 from trainables.integrations import SECOND, expect_callback, refuse_resumed, refuse_twice
 from trainables.knobs import asked_by
 from trainables.own_run import Run
@@ -31,19 +32,32 @@ _CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in _FI
 """Later versions of transformers 5 use the first name, and warn about the second."""
 
 
-def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArguments:
+def training_arguments(
+    run: Run,
+    train_set: Any,
+    *,
+    pass_samples: int | None = None,
+    cls: type[TrainingArguments] = TrainingArguments,
+    **own: Any,
+) -> Any:
     """Returns the arguments of a Trainer, as knobs set them; `own` are your further arguments.
 
-    An epoch drops its last, smaller micro-batch; `StudyCallback` ensures that an evaluation drops nothing. Raises
-    WorkloadError for an own argument that a knob sets, and if a micro-batch is larger than the training set.
+    `cls` is their class, such as Seq2SeqTrainingArguments; `pass_samples` is the size of an epoch of a stream. An epoch
+    drops its last, smaller micro-batch; `StudyCallback` ensures that an evaluation drops nothing. Raises WorkloadError
+    for an own argument that a knob sets, and if a micro-batch is larger than the training set.
     """
     knobs = {name: run[name] for name in ("amp_dtype", "activation_checkpointing", "compile", "tf32")}
     for name in asked_by("around"):
         run[name]
     loader, accumulation = run.loader(), run.accumulation
     micro = int(loader.pop("batch_size"))
-    if len(train_set) < micro:
-        raise WorkloadError(f"a micro-batch of {micro} is more than the {len(train_set)} training samples")
+    size = pass_samples or length_of(train_set)
+    if size is None:
+        what = f"a {type(train_set).__name__} has no length"
+        raise WorkloadError(f"{what}: training_arguments(run, train_set, pass_samples=N) says how many samples it has")
+    if size < micro:
+        raise WorkloadError(f"a micro-batch of {micro} is more than the {size} training samples")
+    run.says_epoch(pass_samples)
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": micro,
         "auto_find_batch_size": False,
@@ -56,7 +70,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
         "fp16": knobs["amp_dtype"] == "fp16",
         _CHECKPOINTING: knobs["activation_checkpointing"],
         "torch_compile": knobs["compile"] != "off",
-        "max_steps": steps_to(run.samples, len(train_set) // micro * micro, micro, accumulation),
+        "max_steps": steps_to(run.samples, size // micro * micro, micro, accumulation),
         "seed": run.seed,
         "use_cpu": run.device.type == "cpu",
     }
@@ -65,7 +79,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
     if run.device.type == "cuda":
         arguments["tf32"] = knobs["tf32"]
     refuse_twice("training_arguments", own, arguments)
-    result = TrainingArguments(**{**_ARGUMENTS_OFF, **own, **arguments})
+    result = cls(**{**_ARGUMENTS_OFF, **own, **arguments})
     if result.n_gpu > 1:  # a Trainer would use all visible devices, each with a whole micro-batch
         result._n_gpu = 1
     expect_callback(run, "give Trainer callbacks=[StudyCallback(run)]", "training_arguments(run, train_set)")
@@ -87,7 +101,8 @@ class StudyCallback(TrainerCallback):
         if self._run.is_done:
             raise Ended(SECOND)
         refuse_resumed(state.global_step, "resume_from_checkpoint")
-        if not args.dataloader_drop_last and len(own["train_dataloader"].dataset) % args.per_device_train_batch_size:
+        size = length_of(own["train_dataloader"].dataset) or 0  # 0 of a stream
+        if not args.dataloader_drop_last and size % args.per_device_train_batch_size:
             raise WorkloadError(
                 "train() began a second time with the same arguments, whose last, smaller micro-batch is not dropped "
                 "any more: make new ones by training_arguments(run, train_set) for each train()"

@@ -19,7 +19,7 @@ from tuning.cli.runs import with_id
 from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.schema import PLAIN, ConfirmSection
-from tuning.config.shareable import MASK, is_secret
+from tuning.config.shareable import is_masked
 from tuning.journal.events import AblationRecord, Event
 from tuning.journal.records import Journal, read, writer_of
 from tuning.journal.run import History
@@ -108,7 +108,7 @@ def _setting(folder: Path, run: History) -> WorkerConfig:
     if study is None:
         raise NoUsableTrial(f"{folder / JOURNAL} has no study record", remedy="start a new run")
     own: Mapping[str, Scalar] = study.setting("workload", "options")
-    if lost := next((name for name, value in own.items() if value == MASK and is_secret(name)), ""):
+    if lost := next((name for name, value in own.items() if is_masked(value)), ""):
         what = f"run {folder.name}: workload.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy="a run without it, with the data or model in a local folder")
     device = "cuda" if study.device["type"] == "cuda" else "cpu"

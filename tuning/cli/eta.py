@@ -20,7 +20,7 @@ def ends_at_s(run: History, config: StudyConfig, used_s: float) -> float | None:
     if not plan.training_s or not run.stages:
         return config.search.max_time_s
     stage, spent_s, left_s = run.stage, used_s - run.stages[-1].at_s, 0.0
-    if stage in ("estimate", "probe") and config.search.strategy == "staged":
+    if stage in ("estimate", "probe"):
         left_s = max(0.0, plan.probes_s - (spent_s if stage == "probe" else 0.0))
     if stage in ("estimate", "probe", "search"):
         if not run.begun and plan.training_s > plan.limit_s - used_s - left_s - plan.least_rounds_s:

@@ -25,6 +25,8 @@ from tuning.workers.worker import Asked
 
 STARTING = "start"
 """What comes before the first stage."""
+STAGES = ("estimate", "probe", "search", "confirm", "export")
+"""The stages of a study in order."""
 UNITS = {"probe": "probe", "search": "trial", "confirm": "measurement"}
 """What is counted in a stage."""
 _ASKED_FOR = {
@@ -92,7 +94,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
 
     `asked` is what the measuring process is at; `doing` what goes on where the records do not tell.
     """
-    stage, names = run.stage or STARTING, stages(config)
+    stage, names = run.stage or STARTING, STAGES
     objective = next((name for name in (run.study.objectives if run.study else ()) if name != SPEED), "")
     rows = tuple(_rows(run, config, stage, objective, asked or Asked()))
     done, planned = counted(run, config, stage)
@@ -136,12 +138,6 @@ def _faster(name: str, rows: Sequence[StageRow], run: History, stage: str) -> fl
         theirs = next((row.samples_per_s for row in rows if row.name == name), None)
     ours = next((row.samples_per_s for row in rows if row.is_best), None)
     return ours / theirs if ours and theirs else None
-
-
-def stages(config: StudyConfig) -> tuple[str, ...]:
-    """Returns the stages of a study in order."""
-    found = ("estimate", "probe", "search", "confirm", "export")
-    return found if config.search.strategy == "staged" else tuple(name for name in found if name != "probe")
 
 
 def counted(run: History, config: StudyConfig, stage: str) -> tuple[int, int | None]:

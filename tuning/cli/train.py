@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ from tuning.config import best_file
 from tuning.config.best_file import Best
 from tuning.config.choices import available
 from tuning.config.command_line import choose_workload, parse, value_of
+from tuning.config.environment import OF_A_LAUNCHER, require_one_process
 from tuning.config.errors import ConfigError
-from tuning.config.shareable import MASK, masked_items
+from tuning.config.shareable import is_masked, masked_items
 from tuning.workers import nvml
 
 
@@ -48,9 +50,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code; the result stands in `result.json`, the trained weights in `model.safetensors`."""
     asked = parser().parse_intermixed_args(argv)
+    require_one_process(os.environ)
+    for name in OF_A_LAUNCHER:
+        os.environ.pop(name, None)
     numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
     best = _with_options(best_file.read(Path(asked.source)), asked.options)
-    if lost := next((name for name, value in best.options.items() if value == MASK), ""):
+    if lost := next((name for name, value in best.options.items() if is_masked(value)), ""):
         what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"workload.{lost}=<value>")
     device, seed = _device(asked.device), _seed(numbers, best)

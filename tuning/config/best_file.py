@@ -16,7 +16,7 @@ from trainables.knobs import Knobs, KnobTable, Scalar
 from trainables.our_knobs import EVERY
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError, allowed_by
-from tuning.config.shareable import MASK, at_home
+from tuning.config.shareable import at_home, is_masked
 
 SCHEMA = 1
 REMEDY = "undo the edit, or export it again: python -m tuning report ID"
@@ -201,7 +201,7 @@ def read(path: Path) -> Best:
             f"{path.name} came to much less on fresh seeds than in the search: train longer, and search again"
         )
     options = {name: at_home(value) for name, value in file.workload.options.items()}
-    secrets = sorted(name for name, value in options.items() if value == MASK)
+    secrets = sorted(name for name, value in options.items() if is_masked(value))
     if secrets:
         warnings.append(
             f"{path.name} does not hold the secrets {', '.join(secrets)}: write them in its workload.options"

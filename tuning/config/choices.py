@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Literal
 
-Strategy = Literal["staged", "joint"]
 SamplerName = Literal["known", "tpe", "random"]
 Goal = Literal["speed", "quality"]
 PrunerName = Literal["reference", "none"]

@@ -103,13 +103,13 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
 
 
 def _refuse_ranges(config: StudyConfig) -> None:
-    """Raises ConfigError for a range of a knob whose values the staged search probes one by one."""
+    """Raises ConfigError for a range of a knob whose values are probed one by one."""
     ranges = {n: p for n, p in config.space.subset({"both"}).parameters.items() if isinstance(p, Range)}
-    for name, given in ranges.items() if config.search.strategy == "staged" else ():
+    for name, given in ranges.items():
         raise ConfigError(
-            f"knobs.{name} is a range, and the staged search probes each of its values",
+            f"knobs.{name} is a range, and each of its values is probed",
             allowed="a list of values for a knob that changes speed and learning",
-            remedy=f"knobs.{name}={shown(list(given.spread()))}, or search.strategy=joint",
+            remedy=f"knobs.{name}={shown(list(given.spread()))}",
         )
 
 

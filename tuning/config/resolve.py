@@ -92,6 +92,7 @@ def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
     """
     tree = copy.deepcopy(dict(mapping))
     if isinstance(search := tree.get("search"), dict):
+        search.pop("strategy", None)
         search |= {n: names.get(search[n], search[n]) for n, names in RENAMED.items() if n in search}
     if isinstance(pick := tree.get("pick"), dict):
         tree["pick"] = {**LATER, **pick}

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainables.knobs import Scalar
 from tuning.config.cards import GIB_BYTES, Card, DeviceType
-from tuning.config.choices import Goal, PrunerName, SamplerName, Strategy, available
+from tuning.config.choices import Goal, PrunerName, SamplerName, available
 from tuning.config.errors import ConfigError, allowed_by
 from tuning.config.space import Space, shown
 
@@ -222,9 +222,8 @@ class SearchSection(Section):
     "auto": as many trials as the time allows, at most `MOST_TRIALS`; without a limit `PLANNED_TRIALS`. 0: a study of
     probes alone, the fastest settings that change nothing learned.
 
-    `strategy` says what is proposed: staged, learning and "both" knobs, with the fastest system knobs that were probed;
-    joint, every knob. `sampler` proposes: known (what would be faster), tpe or random. `pruner` stops trials at the
-    budget's rungs (`choices.PRUNERS`).
+    Learning and "both" knobs are proposed, with the fastest system knobs that were probed. `sampler` proposes: known
+    (what would be faster), tpe or random. `pruner` stops trials at the budget's rungs (`choices.PRUNERS`).
     """
 
     trials: Annotated[int | Literal["auto"], BeforeValidator(functools.partial(_count, 0, 100_000))]
@@ -232,7 +231,6 @@ class SearchSection(Section):
         alias="max_time"
     )
     hang_time_s: Annotated[float, Field(gt=0, le=_DAY_S), BeforeValidator(duration_s)] = Field(alias="hang_time")
-    strategy: Strategy
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
     sampler: SamplerName
     pruner: PrunerName

@@ -10,7 +10,11 @@ from typing import Any
 MASK = "***"
 
 # "max_tokens" is no secret and "hf_token" is one: the word must end the name or stand before a separator.
-_SECRET = re.compile(r"tokens?($|[_.-])|secret|password|key$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"tokens?($|[_.-])|secret|passw|passphrase|keys?$|key_id$|credential|bearer|cookie|webhook|connection_string"
+    r"|(^|[_.-])(pass|pwd|pw|auth|authorization|dsn|sas|session)$",
+    re.IGNORECASE,
+)
 # Names of columns and fields of a data set.
 _OF_DATA = re.compile(
     r"(^|[_.-])(label|text|image|input|target|sort|group|index|id|date|sample|feature)s?[_.-]?key$"
@@ -26,14 +30,23 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None and _OF_DATA.search(name) is None
 
 
+def is_masked(value: object) -> bool:
+    """Returns whether an option was written down without its secret, so that it has to be given again."""
+    return isinstance(value, str) and (value == MASK or f"://{MASK}@" in value)
+
+
 def masked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options without their secrets; a number is none, and null says that none was set."""
-    return {k: MASK if is_secret(k) and isinstance(v, str) and v else v for k, v in options.items()}
+    """Returns options without their secrets, users in URLs included; a number is none, null says that none was set."""
+    texts = {k: v for k, v in options.items() if isinstance(v, str)}
+    return {**options, **{k: MASK if is_secret(k) and v else _USER_IN_URL.sub(MASK, v) for k, v in texts.items()}}
 
 
 def masked_items(items: Iterable[str]) -> list[str]:
-    """Returns a command line, item by item, without the secrets given as key=value."""
-    return [f"{key}={MASK}" if is_secret(key := item.partition("=")[0]) and "=" in item else item for item in items]
+    """Returns a command line, item by item, without the secrets given as key=value, and without users in URLs."""
+    return [
+        f"{key}={MASK}" if is_secret(key := item.partition("=")[0]) and "=" in item else _USER_IN_URL.sub(MASK, item)
+        for item in items
+    ]
 
 
 def shareable(text: str) -> str:

@@ -55,8 +55,12 @@ class Journal:
         if not create and not path.is_file():
             raise ConfigError(f"{path}: no such file", remedy="start a new run, or name another with resume=ID")
         try:
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             lock = _lock(path)
             try:
+                for draft in path.parent.glob(".*.draft"):  # of a writer that was killed: now we alone write here
+                    draft.unlink(missing_ok=True)
                 if not path.exists():
                     path.touch()
                     sync_folder(path.parent)
@@ -72,6 +76,9 @@ class Journal:
             if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
                 what = f"{path} cannot be locked: its file system has no locks"
                 raise ConfigError(what, remedy="runs_dir=PATH, on a disk of this machine") from error
+            if error.errno == errno.ELOOP:
+                what = f"{path} or its lock is a symbolic link"
+                raise ConfigError(what, remedy="another name, or another runs_dir") from error
             if error.errno in _DENIED:
                 what = f"{path} cannot be written: {error.strerror}"
                 raise ConfigError(what, remedy="copy the run to a folder of yours, named by runs_dir=PATH") from error
@@ -99,7 +106,11 @@ class Journal:
         record = Record(self._next, stamp, event, {k: plain(v, f"{event}.{k}") for k, v in fields.items()}, mono)
         if not self._is_in_place():
             what = f"{self.path} was deleted or moved while the run went on"
-            back = f"put it back, if it was moved, and go on with resume={self.path.parent.name}"
+            aside = Path.cwd() / f"{self.path.parent.name}.jsonl"
+            with contextlib.suppress(OSError):
+                write_whole(aside, b"".join(map(line_of, self._records)))
+                what = f"{what}; its {len(self._records)} records are in {aside}"
+            back = f"put it back as {self.path.name} in a folder of that name, and resume={self.path.parent.name}"
             raise StoppedEarly(what, remedy=back)
         self._write(line_of(record))
         self._records.append(record)
@@ -151,10 +162,13 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
 
     For readers beside a live run: its last line may be half written. Raises ConfigError where the file cannot be read.
     """
+    remedy = "name the folder of a run"
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no file", remedy=remedy)
     try:
         found = Scan(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="name the folder of a run") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy=remedy) from error
     tail = [f"{path.name}: the last {len(found.tail)} bytes are no whole record"] if found.tail else []
     return found.records, found.warnings + tail
 
@@ -174,7 +188,8 @@ def _heal(path: Path, found: Scan) -> None:
 
 def _lock(path: Path) -> int:
     """Returns the descriptor that holds `<path>.lock`, which names our process."""
-    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link made by another would be emptied
+    lock = os.open(path.with_name(f"{path.name}.lock"), flags, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

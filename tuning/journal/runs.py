@@ -28,7 +28,7 @@ def known_runs(runs_dir: str) -> list[Path]:
     Raises ConfigError for a folder that cannot be read.
     """
     try:
-        folders = [path.parent for path in Path(runs_dir).glob(f"*/*/{JOURNAL}")]
+        folders = [path.parent for path in Path(runs_dir).glob(f"*/*/{JOURNAL}") if path.is_file()]
     except OSError as error:
         what = f"runs in {runs_dir} cannot be read: {error.strerror or error}"
         raise ConfigError(what, remedy="--runs-dir PATH, a folder that you may read") from None

@@ -26,7 +26,7 @@ SMALL_SEGMENT_BYTES = 2 * MIB_BYTES
 LARGE_SEGMENT_BYTES = 20 * MIB_BYTES
 OWN_SEGMENT_BYTES = 10 * MIB_BYTES
 STEP_BYTES = 2 * MIB_BYTES
-"""What is reserved is always a multiple of this."""
+"""Reserved memory is always a multiple of this."""
 
 _ADDRESS_BITS = 56
 _ENDLESS_BYTES = 1 << 50
@@ -35,7 +35,7 @@ _ENDLESS_BYTES = 1 << 50
 
 @dataclass(frozen=True)
 class Replay:
-    """What the allocator did with a log; `failed_at` is the index of the event it ran out of memory at, or None."""
+    """The allocator's answer to a log; `failed_at` is the index of the event at which it ran out of memory, or None."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int

@@ -27,7 +27,7 @@ _ONE = ()
 
 @dataclass(frozen=True)
 class Cell:
-    """One micro-batch size: the bytes a card must have for it, their share of what it has, and what they are."""
+    """A micro-batch size: the bytes a card must have for it, their share of the card's, and what they are made of."""
 
     micro_batch: int
     needed_bytes: int
@@ -39,9 +39,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Fit:
-    """One memory group: a cell for each micro-batch size asked, and the largest that a study would launch.
+    """A memory group: a cell for each micro-batch size asked, and the largest that a study would launch.
 
-    `largest` is 0 where not one sample fits, and None where that cannot be said: no limit, or a prediction that holds
+    `largest` is 0 if not one sample fits, and None if that cannot be said: no limit, or a prediction that holds
     for its own sizes only; `largest_cell` is its cell. `cells` leaves out the sizes that cannot be predicted.
     """
 

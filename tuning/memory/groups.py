@@ -27,8 +27,8 @@ def key_of(knobs: Mapping[str, Scalar], table: KnobTable) -> MemoryGroup:
 
     Each value of the knobs of memory "group" is measured; the micro-batch size multiplies what a sample needs. "minor"
     ones change it by a few per cent: with all of them a space of nine knobs would have hundreds of groups to measure.
-    They are in the key, so that what ran is known of them alone, and the profile may be another's. Of a "switch" all
-    that counts is whether it is above 0: with a phase for the encoder `signals` needs 2.0 to 10.5 times as much, most
+    They are in the key, so that what ran is known of them alone, and the profile may be another's. A "switch"
+    counts only as zero or above: with a phase for the encoder `signals` needs 2.0 to 10.5 times as much, most
     at the smallest micro-batch.
     """
     moves, default = table.by_memory, table.defaults
@@ -71,8 +71,8 @@ def need_of(knobs: Mapping[str, Scalar], table: KnobTable) -> tuple[MemoryGroup,
 def memory_groups(space: Space) -> list[dict[str, Scalar]]:
     """Returns every combination of memory knobs the space can ask for; of a range its ends and its middle.
 
-    Minor knobs are as the space starts. Those with a switch on, such as a phase for the encoder, come after those
-    without, where the space has both.
+    Minor knobs are as the space starts. If the space has both, groups with a switch on, such as a phase for the
+    encoder, come after those without.
     """
     moves, start = space.table.by_memory, defaults(space)
     names = (*moves["switch"], *moves["group"])
@@ -104,8 +104,8 @@ def micro_batches(space: Space) -> list[int]:
 def defaults(space: Space) -> dict[str, Scalar]:
     """Returns a starting point: the fixed knobs, and for each searched one its own default where the space has it.
 
-    Else it is the first of a list, the middle of a range; the middle too where the default is at the range's edge, for
-    a range says where its author expects the best.
+    Without a default in the space it is the first of a list, the middle of a range; the middle too if the default is at
+    the range's edge, for a range says where its author expects the best.
     """
     start: dict[str, Scalar] = dict(space.fixed)
     for name, parameter in space.parameters.items():

@@ -83,8 +83,8 @@ class MemoryGuard:
     def observe_fit(self, group: MemoryGroup, micro_batch: int, peak_bytes: int, *, whole: bool = False) -> None:
         """Learns that a micro-batch fitted, and the most that was alive; 0 where nobody measured it.
 
-        The peak of a `whole` training is its need. That of a shorter run, which may not have met the longest samples,
-        says that the need is no less, and not that a training fits. What took more than this cap fitted a larger one.
+        The peak of a `whole` training is its need. A shorter run may not have met the longest samples: its
+        peak says that the need is no less, and not that a training fits. A peak above this cap fitted a larger one.
         """
         if whole and (self.cap_bytes is None or peak_bytes <= self.cap_bytes):
             self._fitted[group] = max(micro_batch, self._fitted.get(group, 0))
@@ -116,7 +116,7 @@ class MemoryGuard:
     ) -> FitVerdict:
         """Returns what to do with a micro-batch; `shrink` allows half of it, a quarter and so on.
 
-        What fits, fits at every smaller micro-batch too, and less than a whole batch holds gradients. In this order:
+        If a micro-batch fits, so does every smaller one; less than a whole batch holds gradients. In this order: it
         fits up to the largest whose training ended; does not from the smallest that ran out of memory; else P(OOM)
         against the threshold.
         """

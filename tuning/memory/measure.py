@@ -40,11 +40,11 @@ CLOSE = 1.05
 On a plain CPU the host's memory would run out, so that no more is measured than is sure to fit.
 """
 CUDA_SPARE = 1.10
-"""What a CUDA card must hold as a multiple of the peak: +10.2 % in the mean over 160 replays of its allocator."""
+"""A CUDA card must hold so many times the peak: +10.2 % in the mean over 160 replays of its allocator."""
 LIMIT_S, ROOMY_S = 12.0, 5.0
-"""What the stage may take, and where all fits by far; what was not measured by then is judged by the trials."""
+"""The stage's seconds, and those if all fits by far; trials judge the groups that were not measured by then."""
 NOTHING = (Outcome.CUT, Outcome.TIMEOUT)
-"""What says nothing of a group's memory: `search.max_time` was over, or a process hung."""
+"""Outcomes that say nothing of a group's memory: `search.max_time` was over, or a process hung."""
 ROOMY = 8.0
 """All fits by far where the cap is so many times the largest need that is known."""
 
@@ -103,9 +103,9 @@ class MemoryStage:
         self._first = tuple(m for m in FIRST if m <= self._sizes[-1]) or (1,)
 
     def run(self, predict: PredictGroups | None = None, limit_s: float = LIMIT_S) -> None:
-        """Measures until every group has a footprint or the time is up; what is known already is left out.
+        """Measures until every group has a footprint or the time is up; known groups are left out.
 
-        Where all fits by far the time is `ROOMY_S` at most: what is left over then matters to nobody.
+        If all fits by far, the time is `ROOMY_S` at most: the rest then matters to nobody.
         """
         known = set(footprints(self._journal.run))
         todo: list[Group] = [c for c in memory_groups(self._space) if key_of(c, self._table) not in known]
@@ -143,7 +143,7 @@ class MemoryStage:
     def _by_prediction(self, predicted: Sequence[tuple[Group, Prediction]], limit_s: float) -> list[Group]:
         """Returns the groups without a footprint, once those were written that a prediction and a measurement give.
 
-        Those of one model come one after the other: a large one takes seconds to load.
+        Groups of one model come one after the other: a large one takes seconds to load.
         """
         shaping = [name for name, row in self._table.items() if row.shapes_model]
         left, until = [], self._clock() + limit_s
@@ -168,7 +168,7 @@ class MemoryStage:
     def _bounded(self, group: Group) -> bool:
         """Writes what is known of a group with checkpointing where that is enough; returns whether it is.
 
-        It needs no more than without. Where that fits at every micro-batch nobody has to know how much less.
+        It needs no more than without. If that fits at every micro-batch, nobody has to know how much less.
         """
         if not group.get(CHECKPOINTING) or not isinstance(self._space.parameters.get(CHECKPOINTING), Choice):
             return False
@@ -208,7 +208,7 @@ class MemoryStage:
         """Returns the largest size of the space that is worth measuring too, None where there is none.
 
         The peak is the largest of several lines, so two small sizes can miss the steepest; and of a size close to the
-        cap its own peak tells what no line can. Where one ran out of memory it is the next smaller.
+        cap its own peak tells what no line can. If one ran out of memory it is the next smaller.
         """
         footprint = _latest(self._journal.run, group)
         if footprint is None or len(footprint.measured) < len(self._first):

@@ -45,7 +45,7 @@ MARGINS: Mapping[str, Margin] = {
 
 @dataclass
 class Observed:
-    """What runs of one group told, by micro-batch: `exact` needs, and bounds that the need is not below."""
+    """Results of the runs of one group, by micro-batch: `exact` needs, and bounds that the need is not below."""
 
     exact: dict[int, int] = field(default_factory=dict)
     least: dict[int, int] = field(default_factory=dict)  # peaks of short runs
@@ -102,7 +102,7 @@ def corrected(need: Need, told: Observed, *, own: bool = False) -> Need:
     """Returns the need with its profile raised or lowered to what runs of the group told.
 
     Between two sizes that are known the correction goes from one to the other, beyond them it is that of the nearest.
-    What was measured at the points of an `own` profile stays.
+    Measured points of an `own` profile stay.
     """
     profile = need.profile
     ratios = {p.micro_batch: 1.0 for p in profile.points if own and p.micro_batch <= need.known_to}

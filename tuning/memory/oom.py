@@ -38,21 +38,21 @@ MOST_CRASHES = 3
 
 
 def others_would_crash(messages: Sequence[str]) -> bool:
-    """Returns whether what has only crashed so far, with these messages, will go on so.
+    """Returns whether trials that have only crashed so far, with these messages, will all crash.
 
-    That takes `MOST_CRASHES`, and one where it says that `run` is used wrongly.
+    It takes `MOST_CRASHES` of them, or one whose message says that `run` is used wrongly.
     """
     return len(messages) >= MOST_CRASHES or any(text.startswith("LoopError") for text in messages)
 
 
 Retreat = Literal["", "micro_batch", "fewer_workers", "no_workers", "no_cache"]
-"""What a trial changes to begin again: a smaller micro-batch, half the loader's processes or none, samples that are not
-kept in RAM; "" for nothing."""
+"""The change with which a trial begins again: a smaller micro-batch, half the loader's processes or none, samples that
+are not kept in RAM; "" for none."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One way to fail: its name in the records, the outcome of a trial that meets it, and what may help."""
+    """A way to fail: its name in the records, the outcome of a trial that meets it, and what may help."""
 
     name: str
     outcome: Outcome
@@ -95,13 +95,14 @@ _TEXTS: tuple[tuple[str, Fault], ...] = (
     (r"DefaultCPUAllocator: (?:can't|not enough) .*memory|\bstd::bad_alloc\b|can't start new thread", HOST),
     (r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", HOST),
     (r"in pin memory thread.*out of memory", PINNED),
-    (r"(?:CUDA|HIP) out of memory", DEVICE),
+    (r"(?:CUDA|HIP|XPU) out of memory|MPS backend out of memory", DEVICE),
     (r"(?:(?:CUDA|HIP)(?: driver)? error:|Triton Error \[(?:CUDA|HIP)\]:) out of memory", DRIVER),
-    (r"CU(?:BLAS|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED", LIBRARY),
+    (r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|miopenStatusAllocFailed", LIBRARY),
     (r"CUBLAS_STATUS_NOT_INITIALIZED.*cublasCreate|CUDNN_STATUS_NOT_INITIALIZED", LIBRARY),  # no room for the handle
     (r"CUDNN_STATUS_(?:ALLOC|INTERNAL_ERROR_DEVICE_ALLOCATION)_FAILED|cuDNN.*\bALLOC_FAILED\b", LIBRARY),
     (r"unable to find an engine to execute this computation", ENGINE),
-    (r"Cuda failure \d+ 'out of memory'", DRIVER),  # NCCL's
+    (r"Cuda failure \d+ 'out of memory'|hipErrorOutOfMemory", DRIVER),  # the first is NCCL's
+    (r"Error while creating shared memory segment /dev/shm/", SHARED_MEMORY),  # NCCL's
     (r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed|exited)", LOADER_LOST),
     (r"DataLoader timed out after", LOADER_HUNG),
 )
@@ -112,7 +113,9 @@ _PATTERNS = tuple((re.compile(text, re.DOTALL), fault) for text, fault in _TEXTS
 _POISON = re.compile(
     r"illegal memory access|device-side assert triggered|CU(?:BLAS|DNN)_STATUS_EXECUTION_FAILED|"
     r"unspecified launch failure|misaligned address|illegal instruction was encountered|invalid program counter|"
-    r"hardware stack error|uncorrectable (?:ECC|NVLink) error|launch timed out and was terminated|context is destroyed"
+    r"hardware stack error|uncorrectable (?:ECC|NVLink) error|launch timed out and was terminated|context is destroyed|"
+    r"CUDA error: unknown error|operation not supported on global/shared address space|GPU is lost|"
+    r"hipErrorIllegalAddress|unhandled cuda error|NCCL communicator was aborted"
 )
 _STICKY_CODES = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
 
@@ -127,8 +130,11 @@ def classify(error: BaseException) -> Outcome:
 
 
 def fault(error: BaseException) -> Fault:
-    """Returns the fault behind the exception, or behind the first of its causes that says anything; else UNKNOWN."""
-    return next((found for link in chain(error) if (found := _of_one(link)) is not None), UNKNOWN)
+    """Returns the fault behind the exception, or the first behind it that says anything; else UNKNOWN.
+
+    An error that was raised while another was handled has that other behind it, with `from` or without.
+    """
+    return next((found for link in chain(error, contexts=True) if (found := _of_one(link)) is not None), UNKNOWN)
 
 
 def poisoned(error: BaseException) -> bool:
@@ -136,7 +142,7 @@ def poisoned(error: BaseException) -> bool:
     return any(
         isinstance(link, RuntimeError)
         and (_POISON.search(str(link)) or getattr(link, "error_code", 0) in _STICKY_CODES)
-        for link in chain(error)
+        for link in chain(error, contexts=True)
     )
 
 
@@ -159,7 +165,7 @@ def halve(micro_batch: int) -> int | None:
 def retreat(found: Fault, micro_batch: int, workers: int) -> Mapping[str, int] | None:
     """Returns the knobs to change before the trial begins again, or None where no system knob can help any more.
 
-    What the trial means stays as it is: the samples of an optimiser step and their order do not depend on these knobs.
+    The trial means the same: the samples of an optimiser step and their order do not depend on these knobs.
     """
     if found.retreat == "micro_batch":
         smaller = halve(micro_batch)

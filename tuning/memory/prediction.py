@@ -1,4 +1,4 @@
-"""What is known of a step's memory before it runs: its traces, and the peak at any micro-batch size that follows."""
+"""Knowledge of a step's memory before it runs: its traces, and the peak at any micro-batch size that follows."""
 
 from __future__ import annotations
 

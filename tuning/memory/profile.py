@@ -61,8 +61,8 @@ class MemoryProfile:
     def from_measured(cls, floor_bytes: int, measured: Sequence[tuple[int, int]], spare: float = 1.0) -> MemoryProfile:
         """Returns the profile through measured (micro-batch, peak bytes) pairs.
 
-        `spare` is what a card must hold as a multiple of the peak. One pair gives no slope: all that is above the floor
-        then counts as the samples', which is too much for larger micro-batches rather than too little.
+        `spare` is what a card must hold as a multiple of the peak. One pair gives no slope: then all
+        above the floor counts as the samples', which is too much for larger micro-batches rather than too little.
         """
         points = [Point(m, b, round(b * spare)) for m, b in measured]
         return cls(floor_bytes, tuple(points))
@@ -73,8 +73,8 @@ class MemoryProfile:
     ) -> MemoryProfile:
         """Returns the profile of predicted peaks: on CUDA of the allocator's bytes, on a CPU of live tensors.
 
-        Those of batches of one micro-step are the `alone` ones; what the allocator adds to them is taken to be the same
-        share. `floor_bytes` is counted on the model itself, else what of it is alive at the first peak.
+        Batches of one micro-step are the `alone` ones; the allocator is taken to add the same share to them.
+        `floor_bytes` is counted on the model itself, else it is the part that is alive at the first peak.
         """
         if floor_bytes is None:
             floor_bytes = sum(peaks[0].breakdown.get(name, 0) for name in ("parameter", "buffer", "optimizer"))
@@ -127,8 +127,8 @@ class MemoryProfile:
     def _at_zero(self, value: Callable[[Point], int]) -> float:
         """Returns where the line from the first point down meets micro-batch 0, in bytes, at most the first's value.
 
-        That is the floor, or where the line through the first two points comes out if that is more: what a step needs
-        whatever its micro-batch, such as a pool of references. One point does not show it, and is too low by it.
+        It is the floor, or the zero of the line through the first two points if that is more: a step needs it whatever
+        its micro-batch, as for a pool of references. A single point does not show it, and is too low by it.
 
         For a peak, the largest of several lines, the second line is never too high, and too low by at most what it
         falls from the first point: of points at 2 and 8, at 1 by one sample's bytes. A capacity goes in segments of 2

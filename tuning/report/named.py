@@ -180,7 +180,6 @@ def named_of(
         sources["best"] = _exported(source, pick.config, confirming.run.table)
     if not sources and (probe := selection.fastest_probe(confirming.run)) is not None:
         sources["best"] = view(probe)
-    # A joint search probes nothing: its named configurations are known from their windows alone.
     windowed = {window.name: window.config for window in confirming.run.all_windows}
     theirs = [n for n in windowed if n not in (*PICKS, *by_id, SYSTEM) and not n.endswith(WITH_TODAY)]
     sources |= {name: TrialView(name, "ok", windowed[name]) for name in theirs}

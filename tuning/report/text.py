@@ -35,9 +35,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     confirm = f"{plural(budget.confirm.seeds, 'seed')} and {plural(budget.confirm.windows, 'round')} to confirm"
     at_once = "" if config.concurrency == "auto" else f" ({config.concurrency} at a time)"
     trials = "up to " * (search.trials == "auto") + plural(search.most_trials, "trial")
-    steps = [f"{trials}{at_once}, {confirm}"]
-    if search.strategy == "staged":
-        steps.insert(0, f"probes for {duration(probes_s(config, search.max_time_s or math.inf))}")
+    probes = f"probes for {duration(probes_s(config, search.max_time_s or math.inf))}"
     length = budget.train_epochs
     epochs = "trials as long as the time allows" if length == "auto" else f"epochs of a trial: {length:g}"
     dtypes = space.given("amp_dtype")
@@ -50,11 +48,11 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     measured = ", ".join(space.subset(kinds).parameters)
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
-        ("plan", ", ".join(steps)),
+        ("plan", f"{probes}, {trials}{at_once}, {confirm}"),
         ("budget", f"{budget.name}, {limit}, {epochs}, seed {search.seed}"),
         ("types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
         ("active", ", ".join(fmt.assignments(fixed)) or "nothing beyond plain PyTorch"),
-        ("probes" if search.strategy == "staged" else "system", f"of {measured or 'one configuration'}"),
+        ("probes", f"of {measured or 'one configuration'}"),
     ]
 
 

@@ -1,1 +1,1 @@
-"""What is measured and trained next: probes, sampler, pruner, scheduler, selection."""
+"""The choice of what is measured and trained next: probes, sampler, pruner, scheduler, selection."""

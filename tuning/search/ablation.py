@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True)
 class AblationResult:
-    """What `knobs` bought at `base`: speed with `value` over speed with `instead_of`, and the same of peak memory.
+    """The gain of `knobs` at `base`: speed with `value` over speed with `instead_of`, and the same of peak memory.
 
     `gain` is None if one of the two was not measured.
     """
@@ -119,7 +119,7 @@ def _result(change: Facts, windows: Mapping[str, Mapping[int, WindowRecord]]) ->
 
 
 _OF_CHANGE = ("name", "base", "label", "value", "instead_of")
-"""What the record of an ablation has of each change."""
+"""The fields of each change in the record of an ablation."""
 
 
 def raw(changed: Sequence[Change]) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What holds a configuration back, from its measured spans and from how busy the card was; and what cannot help it.
+"""The bottleneck of a configuration, from its measured spans and from how busy the card was; and what cannot help it.
 
 On a CPU the spans add up to the wall time. On CUDA waiting for data is host time and the other spans are device time,
 in which the device may stand still because the host is late with its next kernel: only NVML's share of time in which a
@@ -20,18 +20,18 @@ Band = Literal["good", "OK", "bad"]
 GOOD_FRAC, OK_FRAC = 0.80, 0.60
 """Bands of utilisation as "GPU Training Optimization Guide" has them: good from 80 %, bad below 60 %."""
 OPTIMIZER_FRAC = 1 / 3
-"""Of the busy time; from here on the optimiser is what a busy device is busy with."""
+"""The share of the busy time from which the optimiser is what a busy device is busy with."""
 NEAR_CAP_FRAC = 0.95
-"""Of the memory; a larger micro-batch would not fit, so it is memory that keeps the launches small."""
+"""The share of the memory from which a larger micro-batch would not fit: memory keeps the launches small."""
 NOTED_FRAC = 0.05
-"""Of the time: waiting for data, an optimiser and a processor taken by other machines are spoken of from here on."""
+"""The share of the time from which waiting for data, an optimiser or a processor taken by other machines is named."""
 LOADING_WORDS = {"read": "reading", "collate": "collating", "augment": "augmentation"}
 """Parts of the waiting that spans tell of where no workers load, in words."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds a configuration: the `share` of its time that it takes, the band of the utilisation, and in words.
+    """The bound of a configuration: the `share` of its time that it takes, the band of the utilisation, and words.
 
     `remedies` are settings as name=value, those most likely to help first; `tried` are those that were measured and
     are not part of it. `held` is whether anything but computing takes enough of the time to look for them.
@@ -48,7 +48,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Shares:
-    """Where the wall time goes, each from 0 to 1. `busy` is the device's utilisation; the losses fill up the rest.
+    """Shares of the wall time, each from 0 to 1. `busy` is the device's utilisation; the losses fill up the rest.
 
     `waited` is all of the waiting for data; of it, `loader` is what the device had to wait as well.
     """

@@ -41,13 +41,13 @@ MORE = 1.15
 POINTS = 8
 """Evaluations of a training that is confirmed, from which the time to today's quality is read."""
 EVALUATE_FRAC = 0.25
-"""Of a training's seconds, what these evaluations may take: with a slow one there are fewer."""
+"""The share of a training's seconds that these evaluations may take: slow ones are fewer."""
 NEARLY = 0.9
 """A configuration of this share of the pick's speed may be the faster one in turns."""
 AS_FAST = 0.97
 """Two speeds in turns that are closer are equal: the better of the two is taken."""
 WITH_TODAY = " with today's system knobs"
-"""What a trial is called in turns with the system knobs of the reference."""
+"""Added to the name of a trial that is measured with the system knobs of the reference."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def confirm(
     """Returns the answer, measured beside the reference and the `named`.
 
     Finalists and reference are trained seed by seed on the same seeds until the pick is settled or the time is over;
-    then the fastest that the rule admits is whoever was in windows taken in turns. What the records hold is not
-    trained or measured again.
+    then the fastest that the rule admits is whoever was in windows taken in turns. Nothing that the
+    records hold is trained or measured again.
     """
     reserve_s = windows_reserve_s(terms.left_s(), terms.budget, window_cost_s(journal.run))
     trainings = _Trainings(profiler, journal, terms, told, reserve_s)

@@ -31,7 +31,7 @@ class Qualities:
     def __init__(self) -> None:
         self._at_rungs: dict[str, dict[int, float]] = {}
         self.whole: dict[str, float] = {}
-        """Of trials that came to their end."""
+        """Final qualities, by trial that came to its end."""
 
     def rung(self, trial: str, samples: int, value: float | None) -> None:
         """Takes a quality on the way."""

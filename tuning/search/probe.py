@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -22,19 +23,26 @@ PASSES = 2
 """Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
 PROBE_FRAC = 0.25
 """The most of what is left of search.max_time after start-up that is spent on probes."""
+PROBES_ALONE_FRAC = 0.5
+"""The same if nothing is trained; the best of them are then measured in turns.
+
+With a quarter of a minute two of seven micro-batches were probed, and half of the minute was left.
+"""
 FIRST_FRAC = 0.5
 """Share of the time for the first group; what is found there is where the others start."""
 NAMED_TIMES = 1.5
 """So many times a probe's time is kept for each named configuration: it loads in another way, and may be slow."""
 SHORTEST_FRAC = 1 / 3
-"""Of `probe_time_s`, the least that all probes of a stage take where there are many knobs and groups.
+"""The least share of `probe_time_s` that a probe has if there are many knobs and groups.
 
 With 3 s each, nine of headpose's probes fitted 24 s, and half of its knobs were not tried.
 """
 
 
 def probes_s(config: StudyConfig, left_s: float) -> float:
-    """Returns the seconds that all probes may take where `left_s` are left of search.max_time."""
+    """Returns the seconds that all probes may take if `left_s` are left of search.max_time, infinity for no limit."""
+    if config.search.trials == 0 and math.isfinite(left_s):
+        return max(1.0, PROBES_ALONE_FRAC * left_s)
     return min(config.budget.probe.max_time_s, max(1.0, PROBE_FRAC * left_s))
 
 

@@ -1,4 +1,4 @@
-"""What a stage needs from whoever does the work: a profiler to measure on alone, and an executor that runs trials."""
+"""The stages' view of whoever does the work: a profiler to measure on alone, and an executor that runs trials."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Probes(Protocol):
 
 
 class Profiler(Footprints, Probes, Protocol):
-    """One warm process that has the device to itself; `workers.session` says what it does."""
+    """A warm process that has the device to itself; `workers.session` says what it does."""
 
     def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
         """Returns the speed of a configuration for one window, a moment."""
@@ -104,7 +104,7 @@ class TrialPlan:
     `milestones` are samples seen, the last of them the horizon `samples`; `shrink` halves the micro-batch on an OOM.
     `concurrency` trials run at once, each in an equal slot of one of the `devices`, with `threads` of torch's and under
     `cap_bytes`; with a device to itself a trial is under `alone_bytes`. None: it is held to nothing but the worker's
-    own cap. Where slots have no cap, a trial that is predicted to need more than `room_bytes` still runs alone, with
+    own cap. If slots have no cap, a trial that is predicted to need more than `room_bytes` still runs alone, with
     None none does. A trial that still runs at `deadline`, in seconds of the monotonic clock, is cut there; None: never.
     """
 

@@ -61,8 +61,8 @@ class Proposal:
 class Sampler:
     """Proposes configurations of a space for `objectives`.
 
-    What did not fit violates the constraint `memory` by the GiB over the cap, what failed otherwise the constraint
-    `failed`; both have the worst values seen, so that Optuna's samplers learn of them.
+    A configuration that did not fit violates the constraint `memory` by the GiB over the cap, one that failed otherwise
+    the constraint `failed`; both have the worst values seen, so that Optuna's samplers learn of them.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainables.knobs import Scalar
-from tuning.config.choices import PrunerName, SamplerName, Strategy
+from tuning.config.choices import PrunerName, SamplerName
 from tuning.config.schema import PLAIN
 from tuning.config.space import Space
 from tuning.journal import events
@@ -43,7 +43,6 @@ class SearchTerms:
     what the others are compared with. None: the plain defaults of the space.
     """
 
-    strategy: Strategy
     trials: int
     deadline: float | None
     seed: int
@@ -58,9 +57,8 @@ class SearchTerms:
 class TrialScheduler:
     """Hands out trials, decides at rungs, records endings. Everything it knows it can read back from the records.
 
-    The first trial is the reference. Staged: only learning and "both" knobs are proposed, the system knobs are the
-    fastest that were probed and fit, and so the speed of a trial is known: only what would be faster than the pick of
-    now is trained. Joint: every knob is proposed in one space, and a trial measures its speed itself.
+    The first trial is the reference. Learning and "both" knobs are proposed; the system knobs are the fastest that were
+    probed and fit. So the speed of a trial is known, and only what would be faster than the pick of now is trained.
     """
 
     def __init__(
@@ -74,10 +72,9 @@ class TrialScheduler:
     ) -> None:
         self._journal, self._space, self._guard = journal, space, guard
         self._terms, self._plan, self._told = terms, plan, told
-        self._staged = terms.strategy == "staged"
-        known = [p for p in probed(self._run.probes, space.table) if inside(space, p)] if self._staged else []
+        known = [p for p in probed(self._run.probes, space.table) if inside(space, p)]
         self._speeds = Speeds(known, space.table, is_alone=plan.concurrency == 1)
-        searched = space.subset({"learning", "both"}) if self._staged else space
+        searched = space.subset({"learning", "both"})
         self._names = tuple(searched.parameters)
         self._objective, mode = next(iter(terms.objectives.items()))
         self._default_rule = Rule(self._objective, mode)
@@ -86,26 +83,26 @@ class TrialScheduler:
         self._reference_id = next((t.id for t in self._run.begun if t.named), "")
         self._may_train_reference = True
         today = self._searched(self._reference)
-        self._has_today = all(today[n] in searched.parameters[n] for n in today)
-        # Staged, it is tried once more with the fastest system knobs; joint, it would be the same training.
-        initial = [today] if terms.sampler != "known" and self._staged and self._has_today else []
+        has_today = all(today[n] in searched.parameters[n] for n in today)
+        # It is tried once more, with the fastest system knobs.
+        initial = [today] if terms.sampler != "known" and has_today else []
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
         self._sampler = Sampler(searched, objectives, terms.seed, name=terms.sampler, initial=initial)
         self._proposals = Proposals(searched)
         self._trained: dict[str, events.TrialRecord] = {}
         """Each trial that came to its end, or was stopped and can be guessed."""
         self._ratios: dict[tuple[Scalar, ...], list[float]] = defaultdict(list)
-        """Of speed groups that trained: the speed that each training measured over what probes let expect of it."""
+        """By speed group: the speed that each of its trainings measured, over the speed that probes let expect."""
         self._numbers: dict[str, int] = {}
         self._live: dict[str, endings.Live] = {}
         self._expected: dict[str, dict[str, float]] = {}
-        """Of what is to begin: the speed that is expected of it and that of the pick of now, in samples/s."""
+        """By trial that is to begin: the speed expected of it and that of the pick of now, in samples/s."""
         self._beside = {t.id for t in self._run.begun if t.is_beside}
         self._again: list[TrialRequest] = []
         self._retries: list[dict[str, Scalar]] = []
         self._whole_s: list[float] = []
         self._crashes: dict[str, str] | None = {}
-        """What trials of this session failed with, "" where others need not; None once one of any has come further."""
+        """The message each trial of this session failed with, "" if others need not; None once any has come further."""
         self._whole_peaks = peaks_are_whole(self._run)
         self._once_through = (self._run.study.train_samples if self._run.study else 0) or plan.samples
         self.stop_reason = ""
@@ -324,7 +321,7 @@ class TrialScheduler:
         if self._retries:
             values = self._retries.pop(0)
             return Proposal(self._sampler.adopt(values), values)
-        if self._terms.sampler != "known" or not self._staged or not self._speeds.ranked(self._reference):
+        if self._terms.sampler != "known" or not self._speeds.ranked(self._reference):
             return self._sampler.propose()
         known = self._known()
         good = [one for one in known.seen if one.gain is not None and known.rule.admits(one.gain)]
@@ -449,8 +446,6 @@ class TrialScheduler:
 
     def _knobs(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         asked = self._space.complete(values)
-        if not self._staged:
-            return asked
         found = fastest(self._speeds, self._guard, asked)
         if found is None:  # no probe succeeded: the plain defaults, and the guard's judgement
             return self._space.complete({**defaults(self._space), **values})
@@ -474,10 +469,10 @@ class TrialScheduler:
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
         """Returns what to do with a configuration.
 
-        In the joint strategy, and where it changes what is learned, the micro-batch is what is searched: it is judged
-        as proposed. (A trial that runs out of memory all the same goes on with half of it: see `_say_halved`.)
+        A micro-batch that changes what is learned is judged as proposed. (A trial that runs out of memory all the same
+        goes on with half of it: see `_say_halved`.)
         """
-        alters_nothing = self._staged and "micro_batch_size" in self._space.table.system
+        alters_nothing = "micro_batch_size" in self._space.table.system
         return self._guard.judge(*need_of(knobs, self._guard.table), shrink=self._plan.shrink and alters_nothing)
 
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, **more: str) -> events.RefusedRecord:
@@ -502,8 +497,6 @@ class TrialScheduler:
             self._qualities.ended(end.trial, end.values.get(self._objective))
         self._learn_ratio(end)
         if end.trial in self._beside:
-            if self._has_today and not self._staged:
-                self._sampler.replay(self._searched(end.config), self._observation(end))
             return
         self._learn_speed(end)
         number = self._numbers.pop(end.trial, None)

@@ -58,27 +58,30 @@ def fastest_probed(
     *,
     named: str = "",
 ) -> dict[str, Scalar] | None:
-    """Returns `start` with the fastest system knobs that were probed and fit, None if nothing was.
+    """Returns `start` with the fastest system knobs that were probed and fit, None if nothing was or nothing fits.
 
-    If `start` is the configuration of that name it stays as it is, unless a probe of it was slower, or failed: what was
-    never compared is no gain.
+    If `start` is the configuration of that name it stays as it is, unless a probe of it was slower or failed: a gain
+    has to be measured. A micro-batch that ran out of memory is cut to one that fits; if that changes what is learned,
+    or the user fixed it, there is no answer.
     """
     known = [p for p in probed(run.probes, space.table) if inside(space, p)]
     choice = fastest(Speeds(known, space.table), guard, start)
     asked = [p for p in run.probes if named and p.name == named and p.outcome != Outcome.CUT]
     own = [p.samples_per_s for p in asked if p.outcome == Outcome.OK and p.samples_per_s]
     if choice is None:
-        return space.complete(start) if named and own else None
+        return _fitting(space.complete(start), space, guard) if named and own else None
     stays = bool(named) and (own[-1] > choice.samples_per_s if own else not asked)
-    return space.complete(start) if stays else _fitting(space.complete({**start, **choice.system}), space, guard)
+    return _fitting(space.complete(start if stays else {**start, **choice.system}), space, guard)
 
 
-def _fitting(config: dict[str, Scalar], space: Space, guard: MemoryGuard) -> dict[str, Scalar]:
-    """Returns the configuration with the micro-batch at which it may begin: `fastest` may mean a smaller one."""
+def _fitting(config: dict[str, Scalar], space: Space, guard: MemoryGuard) -> dict[str, Scalar] | None:
+    """Returns the configuration with the micro-batch at which it may begin, None if there is none."""
     group, micro_batch = need_of(config, guard.table)
-    fits = guard.fitting(group, micro_batch)
     may_be_cut = "micro_batch_size" in space.table.system and "micro_batch_size" not in space.fixed
-    return {**config, "micro_batch_size": fits} if may_be_cut and 0 < fits < micro_batch else config
+    verdict = guard.judge(group, micro_batch, shrink=may_be_cut)
+    if not verdict.fits:
+        return None
+    return config if verdict.micro_batch == micro_batch else {**config, "micro_batch_size": verdict.micro_batch}
 
 
 def so_far(run: History) -> Pick | None:

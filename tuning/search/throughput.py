@@ -30,7 +30,7 @@ FEW_RATIOS = 3
 PROBES_DIFFER = 1.3
 """By how many times two probes of one configuration may differ: 1.4 standard deviations of the ratio of micro-steps."""
 LEAST_OPTIMIZER_FRAC = 0.01
-"""Of a micro-step: an optimiser step that took less costs nothing, or was not seen, as in some custom loops."""
+"""A share of a micro-step: an optimiser step that took less costs nothing, or was not seen, as in some custom loops."""
 SAMPLES_PER_S = "samples_per_s"
 """The objective that every study has beside those of its workload."""
 
@@ -108,8 +108,8 @@ def without_slower_optimizers(probes: Sequence[Probed], table: KnobTable) -> lis
     """Returns the probes without those whose optimiser step is clearly slower than that of another much like them.
 
     They differ in knobs that change nothing but that step. Its seconds, medians of a speed group, tell which is slower;
-    those of micro-steps differ from probe to probe by more than such a knob saves (docs/log/probes.md). What takes the
-    place of a probe has its micro-batch, and a micro-step that takes no longer but for that difference.
+    those of micro-steps differ from probe to probe by more than such a knob saves (docs/log/probes.md). A probe
+    is left out only if the other has its micro-batch, and a micro-step that is no longer.
     """
     names = [name for name in table.system if table[name].span == "optimizer"]
     steps_s: dict[tuple[Any, ...], list[float]] = {}
@@ -159,7 +159,7 @@ class Speeds:
     def __init__(self, probes: Sequence[Probed], table: KnobTable, *, is_alone: bool = False) -> None:
         """`is_alone` says that one trial trains at a time, so that no neighbour costs it anything.
 
-        What is left then is that probes are short, which takes `FEW_RATIOS` trials to tell from a probe that was off.
+        Then only the shortness of probes remains, which takes `FEW_RATIOS` trials to tell from a probe that was off.
         """
         self.table, self._is_alone = table, is_alone
         self._groups: dict[tuple[Scalar, ...], list[Probed]] = {}
@@ -185,10 +185,10 @@ class Speeds:
         return self._ranked[group, batch_size]
 
     def _of_larger(self, group: tuple[Scalar, ...], batch_size: int) -> _Groups:
-        """Returns the group as if it were probed, where only one was that differs in a larger micro-batch alone.
+        """Returns the group as if it were probed, if a probed group differs in a larger micro-batch alone.
 
-        That is so where the micro-batch changes what is learned, and no probe has one as small as the batch: a sample
-        is then taken to cost what it does there, so that the batch has the system knobs that are fastest beside it.
+        It is needed if the micro-batch changes what is learned, and no probe has one as small as the batch: a sample is
+        then taken to cost what it does there, so that the batch has the system knobs that are fastest there.
         """
         if "micro_batch_size" not in self.table.both or group in self._groups:
             return {}

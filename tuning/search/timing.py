@@ -30,7 +30,7 @@ End = Literal["", "cannot win", "time"]
 
 @dataclass(frozen=True)
 class MicroStep:
-    """One micro-step: its work in any unit, its seconds, and those of the optimiser step that ended its batch."""
+    """A micro-step: its work in any unit, its seconds, and those of the optimiser step that ended its batch."""
 
     work: float
     seconds: float

@@ -1,4 +1,4 @@
-"""Where nothing is trained: the best of the probes measured in turns, and the least changed of those that are fastest.
+"""The pick if nothing is trained: the best probes measured in turns, and of the fastest the least changed.
 
 The fastest of many noisy probes flatters. Simulated with eight knobs and 24 probes, the fastest probe has 0.978, 0.927
 and 0.852 of the best speed where a probe is off by 5, 13 and 25 %; the pick of seven probes and today's settings after
@@ -21,7 +21,7 @@ from tuning.search.throughput import PROBES_DIFFER, Probed, Speeds, inside, plac
 MOST_OTHERS = 6
 """Probes beside the fastest that are measured in turns, as far as the time lasts."""
 SAME_FRAC = 0.03
-"""What is behind by more is slower, however noisy the rounds: real gains were given up otherwise."""
+"""A configuration that is behind by more is slower, however noisy the rounds: real gains were given up otherwise."""
 Configs = Mapping[str, Mapping[str, Scalar]]
 
 
@@ -30,7 +30,7 @@ def last_candidates(
 ) -> dict[str, Mapping[str, Scalar]]:
     """Returns who takes turns, by name: `best`, which is the configuration; the `named`; at most `most` of the others.
 
-    Those are the configuration with other system knobs that fit, fastest first, as far as a probe may be off by that.
+    The others are the configuration with other system knobs that fit, fastest first, as far as a probe may be off.
     """
     found: dict[str, Mapping[str, Scalar]] = {"best": config, **{n: own for n, own in named.items() if n != "best"}}
     table = space.table

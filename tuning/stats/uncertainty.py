@@ -59,9 +59,9 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Quality:
-    """One objective of one configuration: its mean, and where one new run is expected, with 95 %.
+    """An objective of a configuration: its mean, and the range in which a new run is expected, with 95 %.
 
-    `low` and `high` are None where there is no ground for them; `method` says in words what they rest on. `confirmed`
+    `low` and `high` are None if there is no ground for them; `method` says in words what they rest on. `confirmed`
     is False for a value of the search itself, which was chosen for being good and so is likely to flatter.
     """
 
@@ -119,8 +119,8 @@ def quality(
     """Returns the mean over the seeds and the interval of one new run.
 
     Two seeds and more: Student's prediction interval, mean +- t s sqrt(1 + 1/n), which holds the chance of training
-    and not that of the validation set. One seed: Wilson's interval of a share of `proportion_of` samples, which holds
-    only the latter; none where the objective is not a share of samples. Where all values are within 0 and `most`, so is
+    and not that of the validation set. With one seed: Wilson's interval of a share of `proportion_of` samples, which
+    holds only the latter; none if the objective is not a share of samples. If all values are within 0 and `most`, so is
     the interval. Raises ValueError without a value.
     """
     values = list(by_seed.values())

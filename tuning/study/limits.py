@@ -1,4 +1,4 @@
-"""What the trials of a study may take of the device and of its time."""
+"""Limits on the device and the time that the trials of a study may take."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tuning.search.timeplan import TimePlan, planned
 from tuning.workers import machine, slots
 
 PREDICT_S = 60.0
-"""What tracing the configurations of a space may take beside reading the data."""
+"""The most that tracing the configurations of a space may take beside reading the data."""
 RAM_FRAC = 0.8
-"""Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
+"""The share of the free RAM that trials on a CPU without a card's cap may be predicted to take together."""
 EXPORT_S = 3.0
-"""What comes after the last measurement: the report and its figures, 1.1 s on two quiet cores."""
+"""Kept for what comes after the last measurement: the report and its figures, 1.1 s on two quiet cores."""
 ENOUGH_TRIALS = 8
 """Trials that a study should have time for, where more time is asked for."""
 FEWEST_STEPS = 50
@@ -44,7 +44,7 @@ MOST_EPOCHS = 100
 LONG_S = 12 * 3600.0
 """A search without a limit that takes so long is worth a word before it begins."""
 REFERENCE_FRAC = 1 / 6
-"""Of the search's time, what training the reference takes at most, if the time chooses how long a trial is.
+"""The most of the search's time that training the reference takes, if the time chooses how long a trial is.
 
 It is trained again to confirm, beside the pick, in a time of half of the search's.
 """
@@ -141,7 +141,7 @@ class Limits:
         return TrialPlan(
             samples=samples,
             milestones=(*milestones(first, samples, budget.rungs.eta), samples),
-            shrink=config.search.strategy == "staged" and self._can_shrink(),
+            shrink=self._can_shrink(),
             concurrency=count,
             threads=max(1, min((self._threads or machine.threads()) // ranks, cores // count)),
             devices=self._devices,
@@ -159,8 +159,8 @@ class Limits:
     def horizon(self) -> int:
         """Returns the samples of a trial that is never stopped, as the journal has it or the budget says.
 
-        Where that is "auto", all trials one after the other take the time of the search, by the speeds that were
-        probed: in whole epochs, or a part of one where the data are many. Training the reference takes no more than
+        If that is "auto", all trials one after the other take the time of the search, by the speeds that were probed:
+        in whole epochs, or a part of one if the data are many. Training the reference takes no more than
         `REFERENCE_FRAC` of it. No fewer than `FEWEST_STEPS`; then there are fewer trials. No more than the workload is
         trained today, if its file says that.
         """
@@ -191,8 +191,8 @@ class Limits:
     def _typical_per_s(self) -> float:
         """Returns a trial's speed: the geometric mean of the fastest probe of each speed group; 0 without any probe.
 
-        Where widths and depths are searched, the fastest group of all is many times as fast as what most trials are: of
-        one script it had five trials of 51 passes come to their end in three minutes, this mean 22 of 23.
+        If widths and depths are searched, the fastest group is many times as fast as most trials: with it five trials
+        of 51 passes of one script came to their end in three minutes, with this mean 22 of 23.
         """
         groups, known = dict[Any, float](), self._probed()
         for probe in known:
@@ -251,8 +251,7 @@ class Limits:
 
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""
-        # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.
-        if self.config.search.strategy != "staged" or self.config.devices_per_trial > 1:
+        if self.config.devices_per_trial > 1:
             return 1
         probes = self._journal.run.probes
         fastest = max(
@@ -275,7 +274,6 @@ class Limits:
         """Returns what the search may do, and until when: confirming needs its time too."""
         search, (name, reference) = self.config.search, self.reference()
         return SearchTerms(
-            strategy=search.strategy,
             trials=search.most_trials,
             deadline=self._search_ends_at(),
             seed=search.seed,
@@ -319,7 +317,7 @@ class Limits:
         All of its trainings take no more than `REFERENCE_FRAC` of the search's time, or of its trials without a limit.
         """
         per_s, ends_at, asked = self.reference_per_s(), self._search_ends_at(), self.config.search
-        if not per_s or asked.strategy != "staged" or self.config.pick.at_least is not None:
+        if not per_s or self.config.pick.at_least is not None:
             return 0
         trainings = float(asked.most_trials)
         if ends_at is not None:

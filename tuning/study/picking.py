@@ -44,7 +44,7 @@ from tuning.study.limits import Limits
 from tuning.workers.worker import Worker
 
 SMALLER = "a smaller knobs.batch_size, or a smaller model"
-"""What helps where nothing fits, whose micro-batch was halved already."""
+"""The remedy if nothing fits although its micro-batch was halved."""
 
 
 class PickStage:
@@ -163,7 +163,6 @@ class PickStage:
         named = name if name in self._config.named else ""
         system = fastest_probed(run, space, learned, reference, named=named)
         is_other = system is not None and limits.per_s(system) > FASTER * limits.per_s(reference)
-        staged = self._config.search.strategy == "staged"
         return ConfirmTerms(
             rule=cast(Rule, rule_of(run)),  # open() wrote a study record
             seeds=[seed + 1 + n for n in range(budget.seeds)],
@@ -173,7 +172,7 @@ class PickStage:
             reference_name=name,
             reference=reference,
             system=system if is_other else None,
-            space=space.subset({"learning", "both"}) if staged else space,
+            space=space.subset({"learning", "both"}),
             per_s=limits.per_s,
         )
 

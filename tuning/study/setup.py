@@ -19,7 +19,7 @@ from tuning.config.errors import ConfigError, UserCodeError
 from tuning.config.load import BESIDE_RESUME, EXTENDABLE, PICK
 from tuning.config.resolve import from_resolved, option_fault, resolved, workload_said
 from tuning.config.schema import SearchSection, StudyConfig
-from tuning.config.shareable import MASK, is_secret, masked_items
+from tuning.config.shareable import is_masked, masked_items
 from tuning.config.space import Choice, Space, largest, shown
 from tuning.journal.events import StudyRecord, WorkloadFacts, known_fields
 from tuning.journal.records import read
@@ -114,7 +114,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     require_known(study, folder)
     before = from_resolved(study.config, run.table)
     options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
-    lacking = [n for n, v in options.items() if v == MASK and is_secret(n)]
+    lacking = [n for n, v in options.items() if is_masked(v)]
     if lacking:
         what = f"resume={config.resume}: workload.{lacking[0]} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"give it again, beside resume: workload.{lacking[0]}=<value>")

@@ -1,4 +1,4 @@
-"""What a study writes, as Ray's dashboard shows it: each trial and stage as a task, with the words of the terminal."""
+"""A study on Ray's dashboard: each trial and stage as a task, with the words of the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One study, from a checked configuration to its exported pick: the stages in order, each a function of the records.
+"""A study, from a checked configuration to its exported pick: the stages in order, each a function of the records.
 
     preflight -> estimate -> probe -> search -> confirm -> export, report, summary
 
@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 from trainables.knobs import KnobTable, Scalar
 from tuning.cli.terminal import Terminal
 from tuning.config.complete import fit_to_workload
+from tuning.config.environment import require_one_process
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
 from tuning.config.resolve import measured_beside, resolved, write_resolved
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
@@ -72,6 +74,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     Raises ConfigError before anything is written, PreflightError where the machine cannot run it, NoUsableTrial where
     nothing can be picked.
     """
+    require_one_process(os.environ)
     folder, config = prepare_config(config)
     earlier = History() if folder is None else History(read(folder / JOURNAL)[0])
     opening = earlier.study
@@ -250,12 +253,12 @@ class _Study:
                 limit_s = min(estimate.LIMIT_S, max(0.0, self._limits.left_s() / 5))
                 alone = self._config.devices_per_trial == 1  # a prediction is of one process's micro-batches
                 first.run(self._predict if cuda and alone else None, limit_s)
-        if self._config.search.strategy == "joint":
-            return
         with self._stage("probe") as needed:
             if needed:
                 self._probe(profiler, cap_bytes)
         config = self._config.workload
+        if self._opening().horizon_samples and sum(isinstance(e, events.StudyRecord) for e in self._run.events) == 1:
+            self._journal.rewrite(events.StudyRecord)  # without any, as after one flipped bit, nothing can be resumed
         if not self._opening().horizon_samples and not self._limits.idle():  # else more time may make it longer
             self._journal.rewrite(events.StudyRecord, horizon_samples=self._limits.horizon())
             seen = passes(self._limits.horizon() / max(1, self._opening().train_samples))

@@ -1,8 +1,8 @@
 """Workers, and the executors that run trials on them. Only `ray_*` modules may import Ray.
 
-Those find its environment set by this package.
+They find its environment set by this package.
 
-Ray reads these at import and passes them to every process it starts. What was measured is in
+Ray reads these at import and passes them to every process it starts. Measurements are in
 docs/log/workers_ray.md; a value that the user has set stays.
 """
 
@@ -33,7 +33,7 @@ _RAY_ENVIRONMENT = {
 }
 
 SHIPPED_ENVIRONMENT = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "CUDA_DEVICE_ORDER")
-"""What workers on the nodes of a user's cluster are given too; the rest is for the one who starts Ray."""
+"""Workers on the nodes of a user's cluster are given these too; the rest is for the one who starts Ray."""
 
 _SET_HERE = {name for name in _RAY_ENVIRONMENT if name not in os.environ}
 UNREAD_BY_RAY = (

@@ -1,4 +1,4 @@
-"""What the device is that this process trains on."""
+"""Facts of the device that this process trains on."""
 
 from __future__ import annotations
 

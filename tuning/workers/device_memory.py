@@ -1,4 +1,4 @@
-"""What this process holds of its device's memory, and the limits it is held to."""
+"""The memory that this process holds of its device, and its limits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DeviceMemory:
     def wanted_bytes(self, message: str) -> int | None:
         """Returns the least that the step which has just failed would have needed, or None where it is not known.
 
-        To be asked before its tensors are freed. What it would have gone on to ask for is not in it.
+        To be asked before its tensors are freed. Later requests of the step are not in it.
         """
         if not self._cuda:
             return self._meter.wanted_bytes or None
@@ -80,7 +80,7 @@ class DeviceMemory:
     def backstop(self, cap_bytes: int | None) -> Iterator[None]:
         """Keeps a capped CPU process inside the block from taking more than the machine has free.
 
-        The meter holds tensors to the cap; this is for what it does not see. What passes it fails as an allocation
+        The meter holds tensors to the cap; this is for what it does not see. An allocation beyond it fails
         (RuntimeError or MemoryError), in this process or a loader's, in place of the machine's OOM killer. It is not
         drawn closer to the cap: oneDNN's scratch and cache of compiled kernels grow with every shape it meets, and
         where an allocation of its own fails it crashes the process (six of nine runs, at twice the cap and 512 MiB).

@@ -30,7 +30,7 @@ MIN_DISK_BYTES, MIN_SHM_BYTES, MIN_RAM_BYTES = 200 * 2**20, 256 * 2**20, 2 * 2**
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; `remedy` is empty where nothing is to be done."""
+    """A finding; `remedy` is empty if nothing is to be done."""
 
     name: str
     state: CheckState

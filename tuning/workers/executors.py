@@ -70,9 +70,7 @@ def one_at_a_time(config: StudyConfig) -> bool:
     """Returns whether it is sure, before anything is measured, that one trial runs at a time."""
     if isinstance(config.concurrency, int):
         return config.concurrency == 1
-    if config.card.device != "cuda":
-        return True
-    return config.search.strategy == "joint" and devices(config) == 1  # see `Limits.plan`
+    return config.card.device != "cuda"
 
 
 def devices(config: StudyConfig) -> int:

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: a container's limits (cgroup v1 and v2) count as the machine's own."""
+"""The machine as this process may use it: a container's limits (cgroup v1 and v2) count as the machine's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a machine makes trainings slow or fail without saying so: torch beside the driver, limits, threads, packages.
+"""Faults of a machine that make trainings slow or fail silently: torch beside the driver, limits, threads, packages.
 
 For `doctor` alone, which may take its time: no study waits for these. A setting that cannot be read is left out.
 """
@@ -23,7 +23,7 @@ from tuning.workers.doctor import Check
 from tuning.workers.nvml import Driver, driver
 
 TORCH_S = 60.0
-"""What asking torch for its cards may take: an import beside other work."""
+"""The most that asking torch for its cards may take: an import beside other work."""
 _ASK = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count())"
 
 
@@ -33,9 +33,9 @@ def found(env: Mapping[str, str] = os.environ, root: Path = machine.ROOT) -> lis
 
 
 def packages(workload: str | None) -> Iterator[Check]:
-    """Yields whether this workload of ours lacks packages here; which of all ours do where None is asked for.
+    """Yields which packages a built-in workload lacks here, or all of them lack if None is asked for.
 
-    What is missing is a failure where the workload cannot be imported without it, else a warning: some packages only
+    A missing package is a failure if the workload cannot be imported without it, else a warning: some packages only
     hold its default data or weights.
     """
     try:

@@ -18,7 +18,7 @@ from tuning.config.errors import ConfigError
 _Answer = TypeVar("_Answer")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _visible_before: list[str | None] = []
-"""What it was before any card was chosen."""
+"""Its value before any card was chosen."""
 
 _REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks somebody chose are not among them
     0x04: "power cap",
@@ -77,7 +77,7 @@ def fault() -> str:
 def choose(asked: str) -> None:
     """Makes visible, to this process and all it starts, the cards asked for: "all", or as `StudyConfig.devices` has it.
 
-    Those are among the cards that were visible before the first call; the number of a card in MIG mode is its first
+    They are among the cards that were visible before the first call; the number of a card in MIG mode is its first
     slice. From here on they are named by UUID, which no order of cards can change. Raises ConfigError for one that is
     not there.
     """
@@ -154,7 +154,7 @@ def _visible(nvml: Any) -> list[Any]:
 def _devices(nvml: Any) -> list[tuple[int, Any, bool]]:
     """Returns what CUDA_VISIBLE_DEVICES leaves visible, in its order, with its number and whether it is a slice.
 
-    Where the variable is not set, these are all cards and slices, each slice with the number of its card. Raises
+    If the variable is not set, these are all cards and slices, each slice with the number of its card. Raises
     NVMLError.
     """
     visible = os.environ.get(VISIBLE)
@@ -216,7 +216,7 @@ def _capability(nvml: Any, handle: Any) -> tuple[int, int] | None:
 
 
 class NvmlCard:
-    """One card in NVML. What fails once is not asked again: a call that fails costs as much as one that answers."""
+    """A card in NVML. A call that fails once is not made again: it costs as much as a call that answers."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:
         self._nvml, self._handle = nvml, None

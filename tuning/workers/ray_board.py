@@ -1,4 +1,4 @@
-"""What a study does, where Ray's dashboard lists it: as tasks of one actor, called what the terminal says of each.
+"""A study in the list of Ray's dashboard: tasks of one actor, called as the terminal calls them.
 
 Ray Tune's own tasks are called after the trainable, and an actor runs many trials: no page of the dashboard says which.
 """
@@ -15,7 +15,7 @@ from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 MOST_LETTERS = 160
-"""Of a task's name: the dashboard shows it in one line."""
+"""The most characters of a task's name: the dashboard shows it in one line."""
 AT_ONCE = 1000
 """Tasks that may wait for their end at the same time: a stage, and a trial a slot."""
 

@@ -22,7 +22,7 @@ from tuning import search_path
 from tuning.config.errors import PreflightError
 
 _TOKEN = secrets.token_hex(32)
-"""Of every cluster this process starts: Ray reads its token once a process, and a second cluster's would be refused."""
+"""Shared by every cluster of this process: Ray reads a token once a process, and would refuse another cluster's."""
 
 
 class RayCluster:

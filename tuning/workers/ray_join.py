@@ -39,7 +39,7 @@ from tuning.workers.worker_config import Description, WorkerConfig
 
 TOKEN = "the cluster's token in ~/.ray/auth_token, in the file RAY_AUTH_TOKEN_PATH, or as RAY_AUTH_TOKEN"  # noqa: S105
 ANSWER_S, JOIN_S = 5.0, 60.0
-"""What a port may take to answer, and a process to join or to be refused."""
+"""The seconds that a port may take to answer, and a process to join or to be refused."""
 _JOIN = """
 import sys, ray
 try:
@@ -80,7 +80,7 @@ class JoinedCluster:
         self._require_someone()
         self._try()
         terminated = signal.getsignal(signal.SIGTERM)
-        with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"ct-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
             self.ref = shipped.stage(self.ref, Path(folder), self._leave_out)
             # A job that was submitted with an environment of its own keeps it, as far as ours does not say otherwise.
             os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
@@ -141,8 +141,8 @@ class JoinedCluster:
     def check(self, config: WorkerConfig, facts: Description, knobs: Mapping[str, Scalar], limit_s: float) -> None:
         """Loads the workload once on each node, and compares what that is with `facts`, of the machine of the study.
 
-        That may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. Raises
-        PreflightError where no node may train.
+        It may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. Raises
+        PreflightError if no node may train.
         """
         cuda = config.device == "cuda"
         self._timeout_s, self._resource = min(HANG_TIMES * config.hang_s, limit_s / 4), "GPU" if cuda else "CPU"

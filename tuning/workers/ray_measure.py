@@ -29,8 +29,8 @@ ANSWER_S = 60.0
 class RemoteWorker(Worker):
     """A `Worker` on the first of `nodes` that is there, for measurements alone; `end` ends its process.
 
-    Where its node is lost, what was asked for is measured once more on the next. Raises StoppedEarly where none is
-    left, and what a worker of this machine would raise.
+    If its node is lost, the measurement is made once more on the next. Raises StoppedEarly if none is left, and what a
+    worker of this machine would raise.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RemoteWorker(Worker):
 
 
 class _Bench:
-    """What runs on the node: a worker, which measures what it is asked for."""
+    """An actor on the node: a worker that measures."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._worker = Worker(arrived(config))

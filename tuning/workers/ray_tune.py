@@ -72,7 +72,7 @@ class RayExecutor:
             members = _Members(self._cluster, plan, resources["CPU"], self._told)
             plan = members.plan
         asking = _Asking(Dispatcher(scheduler, plan, self._config.cap_bytes), self._config, members)
-        with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"ct-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 _named(self._name, resources),
                 tune_config=tune.TuneConfig(
@@ -176,7 +176,7 @@ class _Members:
 class _Doubt:
     """A trial whose actor was lost: Ray hears some seconds later whether its node was. `asked` is to answer from there.
 
-    Where it does the node is there; what has not been settled by `until` is the actor's own fault.
+    If it answers, the node is there; a doubt that is not settled by `until` is the actor's own fault.
     """
 
     placed: Placed
@@ -199,7 +199,7 @@ class _Asking(Searcher):
         self._placed: dict[str, Placed] = {}
         self._doubts: dict[str, _Doubt] = {}
         self.failed: TuningError | None = None
-        """What the scheduler raised, such as a full disk; Tune would wrap it in a traceback of its own."""
+        """An exception of the scheduler, such as a full disk; Tune would wrap it in a traceback of its own."""
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What travels to the nodes of a cluster: our packages, and a user's workload with the files beside it."""
+"""The files that travel to the nodes of a cluster: our packages, and a user's workload with the files beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine did while a window was measured: the card through NVML, processor and memory through psutil.
+"""The machine's load while a window was measured: the card through NVML, processor and memory through psutil.
 
 A `TelemetryReader` is asked when a window closes, so nothing runs beside the training: no thread, no timer. Counters
 (processor seconds, energy) are exact over the window; gauges (utilisation, power, temperature, clock) are what NVML

@@ -1,6 +1,6 @@
-"""What an exception says of the user's own code: its last lines there, the hook that would help, a traceback of theirs.
+"""An exception in the user's own code: its last lines there, the hook that would help, a traceback of their files.
 
-Theirs is every file that is neither ours nor installed.
+Their files are those that are neither ours nor installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuning.memory.oom import Outcome
 from tuning.workers.worker_config import Failed
 
 LAST_FRAMES = 2
-"""Of their traceback, so many frames stand in the error; -v shows all."""
+"""The frames of their traceback that stand in the error; -v shows all."""
 
 _HINTS = (
     (r"stack expects each tensor to be equal size|storage that is not resizable|equal size", "shapes"),

@@ -26,6 +26,7 @@ import psutil
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning import search_path
+from tuning.config.environment import of_one_process
 from tuning.config.errors import PreflightError, UserCodeError
 from tuning.journal.events import Timed, WorkerAnswer
 from tuning.memory import oom
@@ -301,7 +302,7 @@ class Worker:
         own = {VISIBLE: self.config.cards} if self.config.cards else {}
         if self.config.ranks > 1:  # DDP remarks on parameters that are all used
             own["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-        return {**os.environ, "PYTHONPATH": self._search_path(), **own}
+        return {**of_one_process(os.environ), "PYTHONPATH": self._search_path(), **own}
 
     def _search_path(self) -> str:
         """Returns where the process finds modules: as here, the folder of the workload's file left to its loading.

@@ -20,7 +20,7 @@ from tuning.config.space import Choice, Range
 
 EXAMPLE = [
     *("workload=nli", "workload.model=/m", "card=rtx3090", "budget=full", "runs_dir=out", "dashboard=true"),
-    *("search.trials=40", "search.strategy=joint", "search.seed=1", "concurrency=2", "pick.tolerance=0.05"),
+    *("search.trials=40", "search.seed=1", "concurrency=2", "pick.tolerance=0.05"),
     *("pick.at_least=0.9", "pick.goal=quality"),
     *("knobs.num_workers=[0,2,4]", "knobs.learning_rate=3e-4", "knobs.batch_size={low: 8, high: 64, log: true}"),
 ]
@@ -50,7 +50,7 @@ def test_no_argument_gives_the_packaged_study():
 
 def test_the_command_line_wins_over_every_file():
     config = load(EXAMPLE)
-    assert (config.search.trials, config.search.seed, config.search.strategy) == (40, 1, "joint")
+    assert (config.search.trials, config.search.seed) == (40, 1)
     assert (config.budget.name, config.search.max_time_s, config.budget.confirm.seeds) == ("full", None, 5)
     assert config.space.parameters["num_workers"] == Choice((0, 2, 4))
     assert config.space.parameters["batch_size"] == Range(8, 64, log=True, integer=True)

@@ -198,7 +198,6 @@ CASES: list[tuple[str, Simulated, dict[str, Any]]] = [
         Simulated(typed="devices_per_trial=4"),
         {"device": "cpu", "devices": 1, "slots": 1, "threads": 4},
     ),
-    ("one flat search", Simulated((RTX3090,), "search.strategy=joint", probe=probed(IDLE, 3)), {"slots": 1}),
 ]
 
 

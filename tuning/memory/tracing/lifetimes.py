@@ -15,7 +15,7 @@ from tuning.memory.trace import Event, Trace
 
 
 class Insides:
-    """What operators of a kind of device take inside themselves, where the dispatcher does not see it; here nothing."""
+    """Memory that operators of a kind of device take inside themselves, unseen by the dispatcher; here nothing."""
 
     def transient_bytes(self, func: Any, args: Sequence[Any]) -> int:
         """Returns the bytes that the operator takes beside its result and gives back."""
@@ -45,7 +45,7 @@ class Lifetimes(TorchDispatchMode):
     computed: an index or a length that the host knows has its value, as beside a true card. A number read from the
     device is refused (Untraceable), but for floating point ones, which are 1: they seldom decide a shape.
 
-    What is born in the backward pass, recomputed blocks included, belongs to the phase "backward", whatever `phase` is.
+    Tensors born in the backward pass, recomputed blocks included, belong to the phase "backward", whatever `phase` is.
     """
 
     cap_bytes = 1 << 62

@@ -1,4 +1,4 @@
-"""What oneDNN takes inside the CPU's operators: workspaces of recurrent networks, reordered copies for convolutions.
+"""Memory inside the CPU's operators, taken by oneDNN: workspaces of recurrent networks, reordered copies of images.
 
 Only oneDNN knows: it chooses by the machine's instruction set, shape and type. So it is asked: such an operator is run
 once on zeros of the same shapes, and what it allocates is read from torch's profiler. The steps traced are of two or
@@ -28,9 +28,9 @@ _ASKED = _RNN | {aten.convolution.default, aten.convolution_backward.default}
 
 @dataclass(frozen=True)
 class Answer:
-    """What an operator was seen to do: the most bytes it held at once beside its results, and their layouts.
+    """An operator as it was seen: the most bytes it held at once beside its results, and their layouts.
 
-    A layout is (number of the storage, shape, strides, dtype), None where the result is no tensor. Results can share a
+    A layout is (number of the storage, shape, strides, dtype), None if the result is no tensor. Results can share a
     storage.
     """
 
@@ -39,7 +39,7 @@ class Answer:
 
 
 class OneDnn(Insides):
-    """What the CPU's operators take inside themselves.
+    """Memory that the CPU's operators take inside themselves.
 
     A virtual card counts what the dispatcher shows (`trainables.live_bytes`), so the transient copies are left out
     unless `transient` asks for them.

@@ -37,7 +37,7 @@ from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, work
 from tuning.memory.tracing.lifetimes import Lifetimes
 
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
-"""One for the process: a workload may keep tensors of one step for the next."""
+"""A process has one: a workload may keep tensors of one step for the next."""
 
 SIZES = {"cuda": (2, 3), "cpu": (16, 32)}
 """Micro-batches traced; all others follow. oneDNN's workspaces are of whole pages: for 2 and 3 samples no line."""

@@ -20,9 +20,9 @@ UNSEEN = ("convolution", "cudnn")
 
 
 class Cuda(Insides):
-    """What CUDA's operators take inside themselves on a card of a compute capability.
+    """Memory that CUDA's operators take inside themselves on a card of a compute capability.
 
-    What a convolution takes is cuDNN's choice as it runs, so it counts as nothing (`UNSEEN`).
+    cuDNN chooses a convolution's workspace as it runs, so it counts as nothing (`UNSEEN`).
     """
 
     def __init__(self, capability: tuple[int, int]) -> None:

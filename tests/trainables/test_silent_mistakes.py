@@ -1,0 +1,250 @@
+"""Mistakes in custom loops that torch lets pass, and that would make a faster configuration learn something else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from tests.trainables import test_own_loop
+from tests.trainables.test_own_loop import events, prepared
+from trainables import kinds, own_loop
+from trainables.batches import SampleCounts
+from trainables.loader_check import SHARED, reads_differ
+from trainables.plan import Plan
+from trainables.workload import LoopError
+
+script = test_own_loop.script
+PLAN = Plan(128, (128,))
+
+TWO_NETS = """
+def train(run):
+    one, two = nn.Linear(4, 1), nn.Linear(4, 1)
+    first, second = (torch.optim.SGD(net.parameters(), lr=run["learning_rate"]) for net in (one, two))
+    run.prepare(nn.ModuleList([one, two]), first, second)
+    for i, batch in enumerate(run.batches(DataLoader(DATA, **run.loader()))):
+        run.backward(loss_of(one, batch), first)
+        if COUNTER % 4 == 0:
+            run.backward(loss_of(two, batch), second)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+SCHEDULED = """
+def train(run):
+    net, optimizer = nn.Linear(4, 1), None
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)
+    run.prepare(net, optimizerSHOWN)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        run.backward(loss_of(net, batch), optimizer)
+        STEP
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (TWO_NETS.replace("COUNTER", "i"), "run.batch counts batches"),
+        (TWO_NETS.replace("COUNTER", "run.batch"), ""),
+        (SCHEDULED.replace("SHOWN", "").replace("STEP", "schedule.step()"), "shown to run.prepare"),
+        (SCHEDULED.replace("SHOWN", ", schedule").replace("STEP", ""), ""),
+    ],
+    ids=["counts micro-batches", "counts batches", "steps its schedule", "shows its schedule"],
+)
+def test_loop_that_counts_micro_batches_is_told(script: Any, body: str, why: str) -> None:
+    state = prepared(script(body), PLAN, micro_batch_size=16)
+    own_loop.train(state)
+    reasons = kinds.differing(state.resident, state.config, {"micro_batch_size": 4})
+    assert reasons.keys() == ({"micro_batch_size"} if why else set())
+    assert why in reasons.get("micro_batch_size", "")
+
+
+@pytest.mark.parametrize("micro", [4, 16])
+def test_run_batch_is_the_same_for_all_micro_batches(script: Any, micro: int) -> None:
+    body = TWO_NETS.replace("COUNTER", "run.batch").replace("if run.ev", "SEEN.append(run.batch)\n        if run.ev")
+    workload = script(body)
+    events(workload, PLAN, micro_batch_size=micro)
+    assert workload.train.__globals__["SEEN"] == [n for n in range(8) for _ in range(16 // micro)]
+
+
+LOSSES = """
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        LINES
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+def test_two_losses_of_one_batch_are_refused(script: Any) -> None:
+    lines = "one, two = loss_of(net, batch), net.weight.sum()\n        [run.backward(x, optimizer) for x in (one, two)]"
+    with pytest.raises(LoopError, match="add them"):
+        events(script(LOSSES.replace("LINES", lines)), PLAN)
+
+
+def test_several_steps_within_a_batch_are_allowed(script: Any) -> None:
+    lines = "[run.backward(loss_of(net, batch), optimizer) for _ in range(3)]"
+    assert events(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=16)[-1].samples == 128  # type: ignore[union-attr]
+
+
+EPOCHS = """
+class Shifted(torch.utils.data.Dataset):
+    shift = 0.0
+    def __init__(self):
+        self.epoch = 0
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return X[index] + self.epoch, X[index].sum()
+
+def train(run):
+    data = Shifted()
+    loader = DataLoader(data, **run.loader())
+    net, optimizer = made(run)
+    for epoch in run.epochs():
+        data.epoch = epoch
+        for batch in run.batches(loader):
+            run.backward(loss_of(net, batch), optimizer)
+            LATER
+    run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("later", "knobs", "why"),
+    [
+        ("", {"persistent_workers": True}, "between epochs"),
+        ("", {"persistent_workers": False}, ""),
+        ("", {"num_workers": 0}, ""),
+        ("data.epoch = 7", {"persistent_workers": False}, "within an epoch"),
+    ],
+)
+def test_data_set_that_changes_is_not_copied(script: Any, later: str, knobs: dict[str, Any], why: str) -> None:
+    workload = script(EPOCHS.replace("LATER", later))
+    asked = {"num_workers": 1, "micro_batch_size": 16, **knobs}
+    if why:
+        with pytest.raises(LoopError, match=why):
+            events(workload, PLAN, **asked)
+    else:
+        events(workload, PLAN, **asked)
+
+
+def test_second_training_after_the_end_is_refused(script: Any) -> None:
+    folds = """
+def train(run):
+    for fold in range(3):
+        net, optimizer = made(run)
+        for batch in run.batches(DataLoader(DATA, **run.loader())):
+            run.backward(loss_of(net, batch), optimizer)
+            if run.evaluate_now:
+                run.report(error=1.0)
+"""
+    with pytest.raises(LoopError, match="one training"):
+        events(script(folds), PLAN)
+
+
+def test_graphs_of_a_stream_are_counted_by_their_labels() -> None:
+    class Loader:
+        batch_size = 8
+
+    counts = SampleCounts(Loader())
+    for size in (8, 8, 5):
+        graphs = {"edges": torch.zeros(2, 9 * size), "nodes": torch.zeros(3 * size, 4), "label": torch.zeros(size)}
+        assert counts.of(graphs, 0) == size
+
+
+class Records(Dataset[torch.Tensor]):
+    """Numbers in a file, read through one handle, or one that each process opens."""
+
+    def __init__(self, path: Path, *, shared: bool) -> None:
+        path.write_bytes(b"".join(number.to_bytes(512, "little") for number in range(256)))
+        self._path, self._file = path, path.open("rb", buffering=0) if shared else None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        file = self._file or self._path.open("rb", buffering=0)
+        file.seek(512 * index)
+        parts = []
+        for _ in range(8):
+            os.sched_yield()  # as a slow disk does
+            parts.append(file.read(64))
+        if file is not self._file:
+            file.close()
+        return torch.tensor(int.from_bytes(b"".join(parts), "little"))
+
+
+def test_file_handle_shared_by_loader_processes_is_found(tmp_path: Path) -> None:
+    assert not reads_differ(Records(tmp_path / "own.bin", shared=False), 2)
+    shared = Records(tmp_path / "shared.bin", shared=True)
+    assert reads_differ(shared, 2)
+    shared.close()
+    assert "worker_init_fn" in SHARED
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Samples that are drawn anew at each reading."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(3) + index
+
+
+def test_samples_drawn_anew_tell_nothing_of_processes() -> None:
+    assert not reads_differ(Noisy(), 2)
+
+
+KEPT = """
+NET = nn.Linear(4, 1)
+
+def train(run):
+    torch.set_default_dtype(DTYPE)
+    net = NET if KEEPS else nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
+    run.prepare(net, optimizer)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
+    state = prepared(script(KEPT.replace("KEEPS", str(keeps)).replace("DTYPE", "torch.float32")), PLAN)
+    own_loop.train(state)
+    again = state.config.with_knobs(learning_rate=0.05)
+    if keeps:
+        with pytest.raises(LoopError, match="module level"):
+            own_loop.train(own_loop.prepare(state.resident, again, PLAN))
+    else:
+        own_loop.train(own_loop.prepare(state.resident, again, PLAN))
+
+
+def test_default_dtype_of_a_training_is_not_left_to_the_next(script: Any) -> None:
+    body = KEPT.replace("KEEPS", "False").replace("DTYPE", "DTYPES.pop()")
+    state = prepared(
+        script(
+            "DTYPES = [torch.get_default_dtype, torch.float64]\n"
+            + body.replace(".pop()", ".pop() if DTYPES[1:] else DTYPES[0]()")
+        ),
+        PLAN,
+    )
+    with pytest.raises(RuntimeError):  # float64 weights and float32 data
+        own_loop.train(state)
+    own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
+    assert torch.get_default_dtype() == torch.float32

@@ -1,0 +1,80 @@
+"""Checks of a custom loop while it trains: mistakes that change what is learned and that no error of torch shows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainables.workload import LoopError
+
+COMPARED = 64
+"""Numbers of each parameter that are compared."""
+CHECKED_STEPS = 4
+"""The first optimiser steps, after which losses are no longer checked: a loop is the same in all of its steps."""
+_SIMPLE = (bool, int, float, str)
+_LEAF = torch.zeros((), requires_grad=True, device="cpu")
+
+
+def graph_position() -> int:
+    """Returns the number that autograd gives to the next node of this thread; earlier graphs have smaller ones."""
+    with torch.enable_grad():
+        node: Any = _LEAF.view_as(_LEAF).grad_fn  # allocates nothing: the first step is watched
+    return int(node._sequence_nr())
+
+
+def require_one_loss(loss: Tensor, position: int, optimizer: torch.optim.Optimizer) -> None:
+    """Raises LoopError if the graph of a loss was made before `position`, at which its optimiser has stepped."""
+    node: Any = loss.grad_fn
+    if node is not None and node._sequence_nr() < position:
+        raise LoopError(
+            f"run.backward got two losses of one batch for one {type(optimizer).__name__}, and stepped after the "
+            "first: add them, run.backward(loss_a + loss_b, optimizer)"
+        )
+
+
+class FirstWeights:
+    """The weights with which trainings of a process began, by seed, shapes and own knobs: equal ones begin alike.
+
+    A net made at module level, or a checkpoint that is loaded, begins where the last training ended, so that its
+    quality is no other's.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, dict[str, Tensor]] = {}
+
+    def require_equal(self, model: nn.Module, seed: int, own: Hashable) -> None:
+        """Raises LoopError if an earlier training began with other weights; `own` are the values of its own knobs."""
+        named = model.named_parameters()
+        parameters = [(n, p) for n, p in named if p.layout is torch.strided and p.is_floating_point()]
+        weights = {name: p.detach().flatten()[:COMPARED].to("cpu", torch.float32, copy=True) for name, p in parameters}
+        key = seed, own, tuple((name, p.dtype, tuple(p.shape)) for name, p in parameters)
+        first = self._seen.setdefault(key, weights)
+        for name, value in weights.items():
+            if not torch.allclose(value, first[name], rtol=1e-3, atol=1e-6, equal_nan=True):
+                raise LoopError(
+                    f"{name} begins with other weights than in an earlier training of the same seed: is the net made "
+                    "at module level, or a checkpoint loaded that train(run) writes? make the net inside train(run)"
+                )
+
+
+def settings_of(dataset: Any) -> dict[str, object]:
+    """Returns the attributes of a data set, and of those it wraps, such that an assignment to one is seen."""
+    found: dict[str, object] = {}
+    depth = ""
+    while hasattr(dataset, "__dict__") and len(depth) < 8:
+        own: Mapping[str, Any] = vars(dataset)
+        found |= {depth + name: value if isinstance(value, _SIMPLE) else id(value) for name, value in own.items()}
+        dataset, depth = own.get("dataset"), depth + "."
+    return found
+
+
+def require_unchanged(dataset: Any, before: Mapping[str, object], when: str, remedy: str) -> None:
+    """Raises LoopError if an attribute of a data set was assigned since `before`: loader processes have a copy."""
+    now = settings_of(dataset)
+    changed = next((name for name, value in before.items() if name in now and now[name] != value), None)
+    if changed is not None:
+        name = f"{type(dataset).__name__}.{changed.lstrip('.')}"
+        raise LoopError(f"{name} was set {when}, which loader processes do not see: {remedy}")
