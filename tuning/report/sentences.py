@@ -153,8 +153,8 @@ def _soon(found: Summary) -> str:
     time, reference = found.answers["best"].time, found.reference
     if time is None or reference is None or time.own.median_s is None or time.reference.median_s is None:
         return ""
-    ours, theirs = duration(time.own.median_s), duration(time.reference.median_s)
-    return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {ours} of training instead of {theirs}."
+    both = f"{duration(time.own.median_s)} of training instead of {duration(time.reference.median_s)}"
+    return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {both}."
 
 
 def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
