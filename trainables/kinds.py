@@ -120,7 +120,7 @@ def differing(
     elif workers and loader_check.reads_differ(
         whole.dataset if uncached is None else uncached, workers, whole.worker_init
     ):
-        reasons["num_workers"] = loader_check.SHARED
+        reasons["num_workers"] = loader_check.SHARES_A_FILE
     changes = {name: value for name, value in changes.items() if name not in ("ram_cache", *_STEADY)}
     if changes and not whole.shows_model:
         raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")

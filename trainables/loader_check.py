@@ -25,7 +25,7 @@ over before the second process had started."""
 CHUNK = 16
 HANG_S = 10
 """Seconds after which a loader process that gives no sample is given up: a probe will tell."""
-SHARED = (
+SHARES_A_FILE = (
     "loader processes read other samples than this process does: they may share an open file, which has one position "
     "for all; open it in worker_init_fn, or in the first __getitem__ of each process"
 )

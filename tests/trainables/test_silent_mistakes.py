@@ -14,7 +14,7 @@ from tests.trainables import test_own_loop
 from tests.trainables.test_own_loop import events, prepared
 from trainables import kinds, own_loop
 from trainables.batches import SampleCounts
-from trainables.loader_check import SHARED, reads_differ
+from trainables.loader_check import SHARES_A_FILE, reads_differ
 from trainables.plan import Plan
 from trainables.workload import LoopError
 
@@ -191,7 +191,7 @@ def test_file_handle_shared_by_loader_processes_is_found(tmp_path: Path) -> None
     shared = Records(tmp_path / "shared.bin", shared=True)
     assert reads_differ(shared, 2)
     shared.close()
-    assert "worker_init_fn" in SHARED
+    assert "worker_init_fn" in SHARES_A_FILE
 
 
 class Noisy(Dataset[torch.Tensor]):

@@ -92,7 +92,7 @@ def test_pipe_in_place_of_a_journal_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(folder / "trials.jsonl")
     with pytest.raises(ConfigError, match="is no file"):
         read(folder / "trials.jsonl")
-    assert known_runs(str(tmp_path / "runs")) == []
+    assert known_runs(str(tmp_path / "runs")) == [folder]
 
 
 def test_draft_of_a_killed_writer_is_swept(tmp_path: Path) -> None:

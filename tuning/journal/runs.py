@@ -28,7 +28,7 @@ def known_runs(runs_dir: str) -> list[Path]:
     Raises ConfigError for a folder that cannot be read.
     """
     try:
-        folders = [path.parent for path in Path(runs_dir).glob(f"*/*/{JOURNAL}") if path.is_file()]
+        folders = [path.parent for path in Path(runs_dir).glob(f"*/*/{JOURNAL}")]
     except OSError as error:
         what = f"runs in {runs_dir} cannot be read: {error.strerror or error}"
         raise ConfigError(what, remedy="--runs-dir PATH, a folder that you may read") from None
@@ -94,7 +94,9 @@ def changes(pairs: Iterable[tuple[str, Any, Any]]) -> list[str]:
 
 
 def _began(folder: Path) -> str:
-    """Returns the ISO time of a journal's first line, "" where it cannot be told."""
+    """Returns the ISO time of a journal's first line, "" if it cannot be told: a pipe would be waited for."""
+    if not (folder / JOURNAL).is_file():
+        return ""
     try:
         with (folder / JOURNAL).open(encoding="utf-8") as lines:
             return str(json.loads(lines.readline())["t"])
