@@ -337,4 +337,4 @@ def test_accelerate_steps_where_a_horizon_within_a_batch_ends(tmp_path: Path) ->
 def test_an_epoch_has_the_samples_that_an_own_sampler_draws(tmp_path: Path) -> None:
     own = "DataLoader(TRAIN, sampler=torch.utils.data.SubsetRandomSampler(range(100)), **run.loader())"
     session = session_of("accelerate", tmp_path, ("DataLoader(TRAIN, shuffle=True, **run.loader())", own))
-    assert session.describe(knobs_of("accelerate"))["train_samples"] == 100
+    assert session.describe(knobs_of("accelerate")).train_samples == 100

@@ -162,7 +162,7 @@ def test_a_run_has_its_samples_and_steps(
 ) -> None:
     """Steps are those after the first, which is watched. Torch raises if a one-cycle schedule has too few steps."""
     found = changed(*changes).train(KNOBS, Plan(milestones[-1], milestones), 0)
-    assert (found.outcome, found.samples, found.get("has_ended")) == ("ok", samples, None), found.message
+    assert (found.outcome, found.samples, found.has_ended) == ("ok", samples, False), found.message
     assert steps in (None, found.spans["steps"])
 
 
