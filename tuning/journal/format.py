@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -82,11 +82,6 @@ def _parse(line: bytes) -> Record | None:
     if type(seq) is not int or not isinstance(event, str) or not isinstance(mono, float | int | None):
         return None
     return Record(seq, t, event, raw, mono)
-
-
-def latest(records: Sequence[Record], event: str) -> Record:
-    """Returns the last record of an event; raises StopIteration if there is none."""
-    return next(record for record in reversed(records) if record.event == event)
 
 
 def line_of(record: Record) -> bytes:

@@ -22,7 +22,7 @@ import psutil
 from trainables.files import sync_folder, write_whole
 from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.events import Event, EventT
-from tuning.journal.format import OWN_KEYS, Scan, latest, line_of, plain
+from tuning.journal.format import OWN_KEYS, Scan, line_of, plain
 from tuning.journal.format import Record as Record
 from tuning.journal.run import History
 
@@ -121,7 +121,8 @@ class Journal:
 
     def rewrite(self, kind: type[EventT], /, **changed: Any) -> EventT:
         """Returns the latest event of a kind once it is on disk again with some fields changed."""
-        return self.append(kind, **{**latest(self._records, kind.event).fields, **changed})
+        latest = next(record for record in reversed(self._records) if record.event == kind.event)
+        return self.append(kind, **{**latest.fields, **changed})
 
     def close(self) -> None:
         """Gives file and lock back; closing twice is no error."""

@@ -27,7 +27,7 @@ class Trial:
     | from | by | to |
     |---|---|---|
     | nothing, queued, or an ending that is made up for | `began` | running |
-    | running | `reached`, a rung | running |
+    | running | a rung | running |
     | running | `ended` | its outcome: ok, stopped, cut, refused, oom, failed, diverged, ... |
     | nothing, queued | `was_refused`, as it does not fit any more | refused |
     | cut, or stopped before it began again | `was_given_time`, a resumed study | queued |
@@ -45,10 +45,6 @@ class Trial:
         """Takes that an attempt began."""
         self.starts.append(start)
         self.state = RUNNING
-
-    def reached(self, rung: events.RungRecord) -> None:
-        """Takes a rung."""
-        self.rungs.append(rung)
 
     def ended(self, end: events.TrialRecord) -> None:
         """Takes an ending: a later one replaces it."""
@@ -124,22 +120,23 @@ class History:
     """The history of a run by its records, whole or cut off at any of them; `add` takes one more."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._lists: dict[type[events.Event], list[Any]] = {}
         self.events: list[events.Event] = []
         self.study: events.StudyRecord | None = None
         """As it was written last."""
         self.kinds: events.KindsRecord | None = None
         self.stop: events.StopRecord | None = None
         self.ablation: events.AblationRecord | None = None
-        self.resumes: list[events.ResumeRecord] = []
-        self.stages: list[events.StageRecord] = []
-        self.footprints: list[events.FootprintRecord] = []
-        self.probes: list[events.ProbeRecord] = []
-        self.refused: list[events.RefusedRecord] = []
-        self.confirmed: list[events.ConfirmedRecord] = []
-        self.all_windows: list[events.WindowRecord] = []
-        self.picks: list[events.PickRecord] = []
-        self.notes: list[events.NoteRecord] = []
-        self.nodes: list[events.NodeRecord] = []
+        self.resumes = self._list(events.ResumeRecord)
+        self.stages = self._list(events.StageRecord)
+        self.footprints = self._list(events.FootprintRecord)
+        self.probes = self._list(events.ProbeRecord)
+        self.refused = self._list(events.RefusedRecord)
+        self.confirmed = self._list(events.ConfirmedRecord)
+        self.all_windows = self._list(events.WindowRecord)
+        self.picks = self._list(events.PickRecord)
+        self.notes = self._list(events.NoteRecord)
+        self.nodes = self._list(events.NodeRecord)
         self.trials: dict[str, Trial] = {}
         """By id, in the order in which they are first spoken of."""
         self.windows: list[events.WindowRecord] = []
@@ -149,20 +146,12 @@ class History:
         self._clock = _Clock()
         self._ended: dict[str, Trial] = {}
         self._open: dict[str, Trial] = {}
-        self._lists: dict[type[events.Event], list[Any]] = {
-            events.ResumeRecord: self.resumes,
-            events.StageRecord: self.stages,
-            events.FootprintRecord: self.footprints,
-            events.ProbeRecord: self.probes,
-            events.RefusedRecord: self.refused,
-            events.ConfirmedRecord: self.confirmed,
-            events.WindowRecord: self.all_windows,
-            events.PickRecord: self.picks,
-            events.NoteRecord: self.notes,
-            events.NodeRecord: self.nodes,
-        }
         for record in records:
             self.add(record)
+
+    def _list(self, kind: type[events.EventT]) -> list[events.EventT]:
+        """Returns the list that takes each event of a kind."""
+        return self._lists.setdefault(kind, [])
 
     def add(self, record: Record) -> events.Event:
         """Returns a record as the event that it is, now that it is taken."""
@@ -206,7 +195,7 @@ class History:
                 self._open[trial.id] = trial
                 trial.began(event)
             case events.RungRecord():
-                self._trial(event.trial).reached(event)
+                self._trial(event.trial).rungs.append(event)
             case events.TrialRecord():
                 self._ended[event.trial] = self._trial(event.trial)
                 self._ended[event.trial].ended(event)

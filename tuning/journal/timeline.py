@@ -28,13 +28,8 @@ Activity = Literal["training", "probing", "confirming", "startup", "waiting"]
 _PRIORITY: tuple[Activity, ...] = ("training", "probing", "confirming", "startup")
 
 
-@dataclass(frozen=True)
-class Interval:
-    """One activity from `start_s` to `end_s`, seconds since the run began."""
-
-    activity: Activity
-    start_s: float
-    end_s: float
+Interval = tuple[Activity, float, float]
+"""One activity, its start and its end in seconds since the run began."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +51,10 @@ class Times:
     waiting_s: float
 
 
-def intervals(events: Sequence[Event]) -> list[Interval]:
-    """Returns what happened when, in the order of the events; waiting is what is left between them."""
-    steps = _steps(events)
-    first_stage = next((e.at_s for e in events if isinstance(e, StageRecord)), events[0].at_s if events else 0.0)
-    spans = [Interval("startup", 0.0, first_stage)]
-    for event in events:
-        spans += _of_event(event, steps)
-    spans += _until_first_step(events, sorted(first_s for first_s, _ in steps.values()))
-    return [i for i in spans if i.end_s > i.start_s]
-
-
 def times(events: Sequence[Event]) -> Times:
     """Returns where the time went; all zero without events."""
     wall_s = max((event.at_s for event in events), default=0.0)
-    painted = _paint(intervals(events), wall_s)
+    painted = _paint(list(_intervals(events)), wall_s)
     busy_s, evaluate_frac = painted["training"], _evaluate_frac(events)
     return Times(
         wall_s=wall_s,
@@ -106,42 +90,41 @@ def _steps(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
     return steps
 
 
-def _of_event(event: Event, steps: Mapping[int, tuple[float, float]]) -> Iterator[Interval]:
-    at_s = event.at_s
-    match event:
-        case ResumeRecord():
-            yield Interval("startup", at_s - event.startup_s, at_s)
-        case ProbeRecord():
-            yield Interval("probing", at_s - event.wall_s, at_s)
-        case WindowRecord():
-            yield Interval("confirming", at_s - event.wall_s, at_s)
-        case ConfirmedRecord():
-            yield Interval("confirming", at_s - event.setup_s - event.train_s - event.evaluate_s, at_s)
-        case StageRecord(stage="estimate", state="end"):
-            yield Interval("startup", at_s - event.wall_s, at_s)
-        case TrialRecord() if event.seq in steps:
-            first_s, last_s = steps[event.seq]
-            yield Interval("startup", first_s - event.setup_s, first_s)
-            yield Interval("training", first_s, last_s)
-        case TrialRecord():  # it ended before its first step
-            yield Interval("startup", at_s - event.setup_s, at_s)
-
-
-def _until_first_step(events: Sequence[Event], first_steps: Sequence[float]) -> Iterator[Interval]:
-    """From the start of a search to the first step of its first trial: processes start, data and model are loaded."""
+def _intervals(events: Sequence[Event]) -> Iterator[Interval]:
+    """Yields what happened when, in the order of the events; waiting is what is left between them."""
+    steps = _steps(events)
+    first_s = next((event.at_s for event in events), 0.0)
+    yield "startup", 0.0, next((event.at_s for event in events if isinstance(event, StageRecord)), first_s)
     for event in events:
+        at_s = event.at_s
         match event:
-            case StageRecord(stage="search", state="start", at_s=at_s):
-                yield Interval("startup", at_s, next((step for step in first_steps if step > at_s), at_s))
+            case ResumeRecord():
+                yield "startup", at_s - event.startup_s, at_s
+            case ProbeRecord():
+                yield "probing", at_s - event.wall_s, at_s
+            case WindowRecord():
+                yield "confirming", at_s - event.wall_s, at_s
+            case ConfirmedRecord():
+                yield "confirming", at_s - event.setup_s - event.train_s - event.evaluate_s, at_s
+            case StageRecord(stage="estimate", state="end"):
+                yield "startup", at_s - event.wall_s, at_s
+            case StageRecord(stage="search", state="start"):  # until the first step: processes start, data are loaded
+                yield "startup", at_s, min((first_s for first_s, _ in steps.values() if first_s > at_s), default=at_s)
+            case TrialRecord() if event.seq in steps:
+                first_s, last_s = steps[event.seq]
+                yield "startup", first_s - event.setup_s, first_s
+                yield "training", first_s, last_s
+            case TrialRecord():  # it ended before its first step
+                yield "startup", at_s - event.setup_s, at_s
 
 
 def _paint(found: Sequence[Interval], end_s: float) -> Mapping[Activity, float]:
     """Seconds of each activity when every moment goes to the first of `_PRIORITY` that is under way."""
-    cuts = sorted({0.0, end_s, *(min(max(t, 0.0), end_s) for i in found for t in (i.start_s, i.end_s))})
+    cuts = sorted({0.0, end_s, *(min(max(at_s, 0.0), end_s) for _, *ends in found for at_s in ends)})
     total: dict[Activity, float] = dict.fromkeys(_PRIORITY, 0.0)
     for start, end in itertools.pairwise(cuts):
         middle = (start + end) / 2
-        under_way = {i.activity for i in found if i.start_s <= middle < i.end_s}
+        under_way = {activity for activity, start_s, end_s in found if start_s <= middle < end_s}
         activity = next((a for a in _PRIORITY if a in under_way), None)
         if activity is not None:
             total[activity] += end - start
