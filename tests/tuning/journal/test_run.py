@@ -11,7 +11,7 @@ import pytest
 from tests.tuning import answered, hostile
 from tuning.journal.events import EVENTS, Event, read_event
 from tuning.journal.records import Record, read
-from tuning.journal.run import QUEUED, RUNNING, History
+from tuning.journal.run import QUEUED, REFUSED, RUNNING, History
 
 SAMPLE = read(Path(__file__).parents[2] / "data" / "sample_run" / "trials.jsonl")[0]
 JUNK: list[Any] = [None, "nonsense", [], {"accuracy": "high"}, float("nan"), True, [[None]]]
@@ -36,7 +36,7 @@ def contents(run: History) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("records", [SAMPLE, answered.run(SAMPLE)], ids=["earlier", "today"])
-def test_a_run_that_is_cut_anywhere_is_the_one_that_was_followed_so_far(records: list[Record]) -> None:
+def test_run_cut_anywhere_is_the_one_followed_so_far(records: list[Record]) -> None:
     followed, whole = History(), History(records)
     for number, record in enumerate(records):
         followed.add(record)
@@ -47,7 +47,7 @@ def test_a_run_that_is_cut_anywhere_is_the_one_that_was_followed_so_far(records:
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_an_event_is_read_from_a_line_that_lacks_everything_or_has_something_else_in_its_place(name: str) -> None:
+def test_event_is_read_from_a_line_of_nothing_or_junk(name: str) -> None:
     names = [field.name for field in dataclasses.fields(EVENTS[name])]
     for junk in JUNK:
         event = read_event(Record(3, "2027-01-01T00:00:00Z", name, dict.fromkeys(names, junk)), 1.5)
@@ -55,7 +55,7 @@ def test_an_event_is_read_from_a_line_that_lacks_everything_or_has_something_els
     assert read_event(Record(0, "", name, {}), 0.0).event == name
 
 
-def test_an_event_of_another_version_has_its_place_and_nothing_else() -> None:
+def test_event_of_another_version_has_its_place_alone() -> None:
     assert made(("sneeze", {"loud": True})).events == [Event(0, "", 0.0)]
 
 
@@ -73,14 +73,32 @@ def test_a_trial_counts_once_with_its_latest_ending() -> None:
     ]
 
 
-def test_states_of_a_trial() -> None:
-    run = History()
-    more = "resume", {"search": {"max_time": 480.0}}
-    states = []
-    for n, (event, fields) in enumerate([start("t0"), ended("t0", "cut"), ("resume", {}), more, start("t0"), more]):
-        run.add(Record(n, "", event, fields))
-        states.append(run.trials["t0"].state)
-    assert states == [RUNNING, "cut", "cut", QUEUED, RUNNING, RUNNING]
+MORE = ("resume", {"search": {"max_time": 480.0}})
+CUT, LATE = ended("t0", "cut"), ended("t0", "stopped", stopped_at=0)  # no time was left to begin again
+GONE = ("refused", {"trial": "t0", "stage": "search", "config": {}})
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ([start("t0")], RUNNING),
+        ([start("t0"), CUT], "cut"),
+        ([start("t0"), CUT, ("resume", {})], "cut"),
+        ([start("t0"), CUT, MORE], QUEUED),
+        ([start("t0"), CUT, MORE, start("t0")], RUNNING),
+        ([start("t0"), CUT, MORE, start("t0"), MORE], RUNNING),
+        ([start("t0"), CUT, MORE, start("t0"), CUT], "cut"),
+        ([start("t0"), CUT, MORE, start("t0"), ended("t0", "ok"), MORE], "ok"),
+        ([start("t0"), ("resume", {}), LATE], "stopped"),
+        ([start("t0"), ("resume", {}), LATE, MORE], QUEUED),
+        ([start("t0"), CUT, MORE, GONE], REFUSED),
+        ([start("t0"), CUT, MORE, GONE, MORE], REFUSED),
+    ],
+)
+def test_state_of_a_trial(events: list[tuple[str, dict[str, Any]]], state: str) -> None:
+    run = made(*events)
+    assert run.trials["t0"].state == state
+    assert [trial.id for trial in run.unfinished] == ["t0"] * (state in (QUEUED, RUNNING))
 
 
 def test_unfinished_are_in_order_and_once() -> None:
@@ -88,24 +106,7 @@ def test_unfinished_are_in_order_and_once() -> None:
     assert [(t.id, t.config) for t in run.unfinished] == [("t2", {"batch_size": 1}), ("t1", {"batch_size": 3})]
 
 
-def test_a_trial_that_the_time_cut_is_unfinished_once_the_study_was_given_more() -> None:
-    more = "resume", {"search": {"max_time": 480.0}}
-    first = [start("t0"), ended("t0", "cut")]
-    late = ended("t0", "stopped", stopped_at=0)
-
-    def unfinished(*events: tuple[str, dict[str, Any]]) -> list[str]:
-        return [trial.id for trial in made(*events).unfinished]
-
-    assert unfinished(*first, ("resume", {})) == []
-    assert unfinished(*first, more) == ["t0"]
-    assert unfinished(*first, more, start("t0"), ended("t0", "cut")) == []
-    assert unfinished(*first, more, start("t0"), ended("t0", "ok"), more) == []
-    assert unfinished(start("t0"), ("resume", {}), late) == [], "no time was left to begin again"
-    assert unfinished(start("t0"), ("resume", {}), late, more) == ["t0"]
-    assert unfinished(*first, more, ("refused", {"trial": "t0", "stage": "search", "config": {}})) == []
-
-
-def test_a_study_that_was_given_more_time_is_not_finished_and_has_its_probes() -> None:
+def test_study_given_more_is_not_finished_and_has_its_probes() -> None:
     stages = ("probe", "search", "confirm", "export")
     ends = [("stage", {"stage": stage, "state": "end"}) for stage in stages]
     window = ("window", {"name": "best", "round": 0, "samples_per_s": 1.0})

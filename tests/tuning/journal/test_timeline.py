@@ -27,50 +27,28 @@ def trial(name, first, last, **fields):
     return at(last, "trial", trial=name, first_step_at=EPOCH + first, last_step_at=EPOCH + last, **fields)
 
 
-def test_trials_side_by_side_count_once():
-    found = times([at(0, "study"), trial("a", 2, 10), trial("b", 4, 12)])
-    assert found.training_s == pytest.approx(10)
-    assert found.waiting_s == pytest.approx(2)
-
-
-def test_evaluation_has_its_share_of_the_trials():
-    found = times([at(0, "study"), trial("a", 0, 10, train_s=7.5, evaluate_s=2.5)])
-    assert (found.training_s, found.evaluating_s) == (pytest.approx(7.5), pytest.approx(2.5))
-
-
-def test_setup_is_start_up_unless_another_trial_trains():
-    records = [at(0, "study"), trial("a", 3, 10, setup_s=2.0), trial("b", 8, 12, setup_s=4.0)]
-    assert times(records).startup_s == pytest.approx(2)
-
-
-def test_probes_and_windows_end_when_they_are_written():
-    records = [
-        at(0, "study"),
-        at(6, "probe", wall_s=5.0),
-        at(10, "window", wall_s=3.0),
-        at(15, "confirmed", train_s=4.0),
-    ]
-    found = times(records)
-    assert (found.probing_s, found.confirming_s, found.waiting_s) == (
-        pytest.approx(5),
-        pytest.approx(7),
-        pytest.approx(3),
-    )
-
-
-def test_time_between_sessions_does_not_count():
-    records = [at(0, "study"), at(5, "probe", wall_s=5.0), at(1005, "resume"), at(1010, "probe", wall_s=5.0)]
-    found = times(records)
-    assert (found.wall_s, found.probing_s, found.waiting_s) == (pytest.approx(10), pytest.approx(10), pytest.approx(0))
-
-
-def test_time_before_the_first_record_is_start_up():
-    found = times([at(0, "study", startup_s=8.0), at(2, "probe", wall_s=2.0)])
-    assert (found.wall_s, found.startup_s) == (pytest.approx(10), pytest.approx(8))
-
-
-def test_no_records_no_time():
-    assert times([]).wall_s == 0.0
+@pytest.mark.parametrize(
+    ("records", "wanted"),
+    [
+        ([], {"wall_s": 0}),
+        ([trial("a", 2, 10), trial("b", 4, 12)], {"training_s": 10, "waiting_s": 2}),  # side by side they count once
+        ([trial("a", 0, 10, train_s=7.5, evaluate_s=2.5)], {"training_s": 7.5, "evaluating_s": 2.5}),
+        ([trial("a", 3, 10, setup_s=2.0), trial("b", 8, 12, setup_s=4.0)], {"startup_s": 2}),  # `a` trains meanwhile
+        (
+            [at(6, "probe", wall_s=5.0), at(10, "window", wall_s=3.0), at(15, "confirmed", train_s=4.0)],
+            {"probing_s": 5, "confirming_s": 7, "waiting_s": 3},
+        ),
+        (  # time between sessions does not count
+            [at(5, "probe", wall_s=5.0), at(1005, "resume"), at(1010, "probe", wall_s=5.0)],
+            {"wall_s": 10, "probing_s": 10, "waiting_s": 0},
+        ),
+        ([at(0, "study", startup_s=8.0), at(2, "probe", wall_s=2.0)], {"wall_s": 10, "startup_s": 8}),
+    ],
+)
+def test_each_second_has_its_activity(records, wanted):
+    first = [] if not records or records[0].event == "study" else [at(0, "study")]
+    found = dataclasses.asdict(times([*first, *records]))
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
 
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6)

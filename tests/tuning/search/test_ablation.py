@@ -122,7 +122,7 @@ values = st.fixed_dictionaries(
 
 
 @given(best=values, before=values)
-def test_what_is_changed_are_the_named_knobs_and_what_hangs_on_them(best: dict, before: dict) -> None:
+def test_change_is_of_the_named_knobs_and_what_hangs_on_them(best: dict, before: dict) -> None:
     ends = {"best": settled(best, EVERY), "before": settled(before, EVERY)}
     for one in changes(best, before, EVERY)[0]:
         base, changed = Knobs.of(ends[one.base], EVERY).as_dict(), Knobs.of(one.config, EVERY).as_dict()

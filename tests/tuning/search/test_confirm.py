@@ -1,12 +1,11 @@
-"""The confirm stage: the answer is right, on the same seeds for all, within its time, and the same after a resume."""
+"""The confirm stage: the answer is right, on the same seeds for all, within its time."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from trainables.our_knobs import EVERY
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
 from tuning.journal.events import EVENTS, ProbeRecord, ResumeRecord, StartRecord, Timed, TrialRecord
-from tuning.journal.records import Journal, Record
+from tuning.journal.records import Journal
 from tuning.search.confirm import (
     LEAST_ROUNDS,
     MORE,
@@ -49,11 +48,6 @@ FLAT: Errors = {16: 0.2, 32: 0.19, 64: 0.19, 128: 0.5}
 
 def ignore(record: object) -> None:
     """Hears nothing."""
-
-
-def endless() -> float:
-    """Returns the seconds left where there is no limit."""
-    return math.inf
 
 
 def per_s(knobs: Mapping[str, Scalar]) -> float:
@@ -141,13 +135,13 @@ def terms_of(bench: Bench, rule: Rule = RULE, limit_s: float = math.inf, system:
 
 
 @pytest.mark.parametrize(("broken", "trained"), [((), [1, 2, 3]), ((16,), [1])])
-def test_reference_is_trained_before_the_search_on_seeds_that_confirming_uses_too(
+def test_reference_is_trained_first_on_seeds_of_confirming(
     tmp_path: Path, broken: tuple[int, ...], trained: list[int]
 ) -> None:
     journal, bench = Journal.open(tmp_path / "trials.jsonl", create=True), Bench(FLAT, broken)
     for most in (2, 3):  # what was broken off goes on
         train_reference(bench, journal, terms_of(bench), ignore, most)
-    assert [r["seed"] for r in of(journal, "confirmed") if r["name"] == "before"] == trained
+    assert [r.seed for r in journal.run.confirmed if r.name == "before"] == trained
     for record in searched(tmp_path / "other").records:
         journal.append(EVENTS[record.event], **record.fields)
     if not broken:
@@ -155,113 +149,76 @@ def test_reference_is_trained_before_the_search_on_seeds_that_confirming_uses_to
         assert max(Counter(bench.trained).values()) == 1, "nothing is trained twice"
 
 
-def of(journal: Journal, event: str) -> list[Record]:
-    """Returns the records of an event."""
-    return [r for r in journal.records if r.event == event]
+@dataclass(frozen=True)
+class Case:
+    """The answer and its workers, if it is a trial; errors by the search's seed and on fresh ones (else the same).
+
+    `broken` fail there; `turns` are speeds in turns; `system`: whether the reference has faster system knobs.
+    """
+
+    answer: str
+    by_one: Errors = field(default_factory=lambda: FLAT)
+    fresh: Errors | None = None
+    rule: Rule = RULE
+    broken: Collection[int] = ()
+    system: bool = True
+    turns: Callable[[Mapping[str, Scalar]], float] = per_s
+    workers: int = 2
 
 
-CASES: Mapping[str, tuple[Errors, Errors, Rule, Collection[int], bool, str]] = {
-    # by the search's seed, on fresh seeds, the rule, who fails there, is there a faster system, the answer
-    "the fastest that is as good": (FLAT, FLAT, RULE, (), True, "t64"),
-    "one seed was luck": ({**FLAT, 128: 0.1}, FLAT, RULE, (), True, "t64"),
-    "all were luck": ({**FLAT, 128: 0.1}, {16: 0.2, 32: 0.4, 64: 0.4, 128: 0.4}, RULE, (), True, SYSTEM),
-    "luck, and no faster system": (
-        {**FLAT, 128: 0.1},
-        {16: 0.2, 32: 0.4, 64: 0.4, 128: 0.4},
-        RULE,
-        (),
-        False,
-        "before",
-    ),
-    "nobody was good": ({16: 0.2, 32: 0.6, 64: 0.7, 128: 0.8}, {**FLAT}, RULE, (), True, SYSTEM),
-    "one fails": (FLAT, FLAT, RULE, (64,), True, "t32"),
-    "all fail": (FLAT, FLAT, RULE, (32, 64, 128), True, SYSTEM),
-    "a loss within the tolerance": (
-        {**FLAT, 128: 0.28},
-        {**FLAT, 128: 0.28},
-        Rule("error", "min", 0.1),
-        (),
-        True,
-        "t128",
-    ),
-    "at_least is easier": (
-        {**FLAT, 128: 0.25},
-        {**FLAT, 128: 0.25},
-        Rule("error", "min", at_least=0.3),
-        (),
-        True,
-        "t128",
-    ),
-    "at_least is harder": (
-        {16: 0.2, 32: 0.1, 64: 0.19, 128: 0.5},
-        {16: 0.2, 32: 0.1, 64: 0.19, 128: 0.5},
-        Rule("error", "min", at_least=0.15),
-        *((), True, "t32"),
-    ),
-    "at_least is 0": (
-        {16: 0.2, 32: -0.1, 64: 0.1, 128: 0.5},
-        {16: 0.2, 32: -0.1, 64: 0.1, 128: 0.5},
-        Rule("error", "min", at_least=0.0),
-        *((), True, "t32"),
-    ),
-    "the best quality": (
-        {16: 0.2, 32: 0.1, 64: 0.15, 128: 0.5},
-        {16: 0.2, 32: 0.1, 64: 0.15, 128: 0.5},
-        Rule("error", "min", goal="quality"),
-        *((), True, "t32"),
-    ),
-    "below the baseline": (
-        {**FLAT, 128: 0.25},
-        {**FLAT, 128: 0.25},
-        Rule("error", "min", 0.1, Baseline("mean", 0.22)),
-        *((), True, "t64"),
+def against(knobs: Mapping[str, Scalar]) -> float:
+    """Returns a speed in turns that falls as the speed alone grows."""
+    return 200.0 - per_s(knobs)
+
+
+def without_workers(knobs: Mapping[str, Scalar]) -> float:
+    """Returns a speed in turns that workers halve."""
+    return float(knobs["batch_size"]) / (1 + int(knobs["num_workers"]))
+
+
+LUCKY, WORSE = {**FLAT, 128: 0.1}, {16: 0.2, 32: 0.4, 64: 0.4, 128: 0.4}
+CASES = {
+    "the fastest that is as good": Case("t64"),
+    "one seed was luck": Case("t64", LUCKY, FLAT),
+    "all were luck": Case(SYSTEM, LUCKY, WORSE),
+    "luck, and no faster system": Case("before", LUCKY, WORSE, system=False),
+    "nobody was good": Case(SYSTEM, {16: 0.2, 32: 0.6, 64: 0.7, 128: 0.8}, FLAT),
+    "one fails": Case("t32", broken=(64,)),
+    "all fail": Case(SYSTEM, broken=(32, 64, 128)),
+    "a loss within the tolerance": Case("t128", {**FLAT, 128: 0.28}, rule=Rule("error", "min", 0.1)),
+    "at_least is easier": Case("t128", {**FLAT, 128: 0.25}, rule=Rule("error", "min", at_least=0.3)),
+    "at_least is harder": Case("t32", {**FLAT, 32: 0.1}, rule=Rule("error", "min", at_least=0.15)),
+    "at_least is 0": Case("t32", {**FLAT, 32: -0.1}, rule=Rule("error", "min", at_least=0.0)),
+    "the best quality": Case("t32", {**FLAT, 32: 0.1, 64: 0.15}, rule=Rule("error", "min", goal="quality")),
+    "below the baseline": Case("t64", {**FLAT, 128: 0.25}, rule=Rule("error", "min", 0.1, Baseline("mean", 0.22))),
+    "the reference is the fastest in turns": Case("before", turns=against),
+    "today's system knobs are faster in turns": Case("t64", turns=without_workers, workers=0),
+    "the best quality is not raced": Case(
+        "t64", {**FLAT, 64: 0.15}, rule=Rule("error", "min", goal="quality"), turns=against
     ),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_answer_is_right_and_all_had_the_same_seeds(tmp_path: Path, case: str) -> None:
-    by_one, fresh, rule, broken, system, answer = CASES[case]
-    journal, bench = searched(tmp_path, by_one), Bench(fresh, broken)
-    found = settled(journal, bench, rule, system=system)
-    assert found.name == answer
+@pytest.mark.parametrize("name", CASES)
+def test_answer_is_right_and_all_had_the_same_seeds(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    journal, bench = searched(tmp_path, case.by_one), Bench(case.fresh or case.by_one, case.broken, case.turns)
+    found = settled(journal, bench, case.rule, system=case.system)
+    assert found.name == case.answer
     assert per_s(found.config) >= per_s(TODAY)
     assert max(Counter(bench.trained).values(), default=1) == 1, "nothing is trained twice"
     seeds: dict[str, list[int]] = {}
-    for record in of(journal, "confirmed"):
-        seeds.setdefault(record["name"], []).append(record["seed"])
+    for record in journal.run.confirmed:
+        seeds.setdefault(record.name, []).append(record.seed)
     assert all(own == list(range(1, len(own) + 1)) for own in seeds.values())
-    if rule.at_least is None:
+    if case.rule.at_least is None:
         assert max(map(len, seeds.values())) == len(seeds["before"])
     else:
         assert "before" not in seeds
-    if answer not in (SYSTEM, "before"):
-        assert len(seeds[answer]) >= LEAST_SEEDS
-        assert found.config["batch_size"] == int(answer[1:])
-    told = {r["name"] for r in of(journal, "window")}
-    assert {"before", "after"} <= told
-    again = Bench({})
-    assert settled(journal, again, rule, system=system).name == answer
-    assert again.trained == []
-
-
-@pytest.mark.parametrize("case", ["one seed was luck", "one fails", "all were luck", "the best quality"])
-def test_broken_off_anywhere_it_goes_on_to_the_same_answer(tmp_path: Path, case: str) -> None:
-    by_one, fresh, rule, broken, system, answer = CASES[case]
-    journal, bench = searched(tmp_path, by_one), Bench(fresh, broken)
-    settled(journal, bench, rule, system=system)
-    records = list(journal.records)
-    for kept in range(len(by_one) + 1, len(records), 3):
-        folder = tmp_path / str(kept)
-        folder.mkdir()
-        cut, rest = Journal.open(folder / "trials.jsonl", create=True), Bench(fresh, broken)
-        for record in records[:kept]:
-            cut.append(EVENTS[record.event], **record.fields)
-        done = sum(r.event == "confirmed" for r in records[:kept])
-        assert settled(cut, rest, rule, system=system).name == answer
-        assert not set(rest.trained) & set(bench.trained[:done]), "what was measured is not measured again"
-        assert len(of(cut, "window")) == len(of(journal, "window"))
-        cut.close()
+    if case.answer not in (SYSTEM, "before"):
+        assert len(seeds[case.answer]) >= LEAST_SEEDS
+        assert (found.config["batch_size"], found.config["num_workers"]) == (int(case.answer[1:]), case.workers)
+    assert {"before", "after"} <= {window.name for window in journal.run.windows}
 
 
 @settings(deadline=None, max_examples=25)
@@ -273,34 +230,12 @@ def test_time_is_kept_and_the_windows_have_theirs(
     journal, bench = searched(tmp_path_factory.mktemp("limited"), whole), Bench(whole)
     found = settled(journal, bench, limit_s=limit_s)
     assert bench.now <= limit_s + 2.0, "all but a round of windows"
-    rounds = {r["round"] for r in of(journal, "window")}
-    assert not bench.trained or len(rounds) >= LEAST_ROUNDS
-    confirmed = {(r["name"], r["seed"]) for r in of(journal, "confirmed")}
+    assert not bench.trained or len({window.round for window in journal.run.windows}) >= LEAST_ROUNDS
+    confirmed = {(r.name, r.seed) for r in journal.run.confirmed}
     shared = {name for name, seed in confirmed if name != "before" and ("before", seed) in confirmed}
     if shared and found.name not in (SYSTEM, "before"):
         assert found.name in shared, "one that was trained beside the reference comes first"
     journal.close()
-
-
-TURNS: Mapping[str, tuple[Callable[[Mapping[str, Scalar]], float], Rule, str, int]] = {
-    "as probed": (per_s, RULE, "t64", 2),
-    "the reference is the fastest": (lambda own: 200.0 - per_s(own), RULE, "before", 0),
-    "today's system knobs are faster": (
-        lambda own: float(own["batch_size"]) / (1 + int(own["num_workers"])),
-        RULE,
-        "t64",
-        0,
-    ),
-    "the best quality is not raced": (lambda own: 200.0 - per_s(own), Rule("error", "min", goal="quality"), "t64", 2),
-}
-
-
-@pytest.mark.parametrize("case", TURNS)
-def test_windows_in_turns_tell_who_is_fastest(tmp_path: Path, case: str) -> None:
-    turns, rule, answer, workers = TURNS[case]
-    errors = {16: 0.2, 32: 0.19, 64: 0.15, 128: 0.5}
-    found = settled(searched(tmp_path, errors), Bench(errors, turns=turns), rule)
-    assert (found.name, found.config["num_workers"]) == (answer, workers)
 
 
 def test_those_nearly_as_fast_take_turns(tmp_path: Path) -> None:
@@ -350,57 +285,47 @@ def test_training_that_the_time_cut_is_made_up_for(tmp_path: Path, more: dict[st
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_round_has_a_window_of_each_and_the_order_turns(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    measure_windows(FormulaProfiler(), journal, NAMED, BUDGET, ignore, endless)
-    order = [(r["round"], r["name"]) for r in journal.records]
+def measured(
+    journal: Journal, profiler: FormulaProfiler, left_s: Callable[[], float] = lambda: math.inf, **named: Any
+) -> list[tuple[int, str]]:
+    """Returns round and name of each window that is measured of these configurations, in order."""
+    known = len(journal.run.all_windows)
+    measure_windows(profiler, journal, {**NAMED, **named}, BUDGET, ignore, left_s)
+    return [(window.round, window.name) for window in journal.run.all_windows[known:]]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """An empty journal."""
+    return Journal.open(tmp_path / "trials.jsonl", create=True)
+
+
+def test_every_round_has_a_window_of_each_and_the_order_turns(journal: Journal) -> None:
+    order = measured(journal, FormulaProfiler())
     assert len(order) == 15
     firsts = [next(name for number, name in order if number == n) for n in range(5)]
     assert firsts == ["before", "after", "best", "before", "after"]
     assert (median_rate(journal.run, "best") or 0) > (median_rate(journal.run, "before") or 0)
 
 
-def test_what_fails_in_its_first_window_is_left_out_and_said(tmp_path: Path) -> None:
+def test_what_fails_in_its_first_window_is_left_out_and_said(journal: Journal) -> None:
     class Failing(FormulaProfiler):
         def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> Timed:
             if knobs == NAMED["after"]:
                 return Timed(outcome="oom", message="out of memory", wall_s=1.0)
             return super().window(knobs, window_s, seed)
 
-    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    measure_windows(Failing(), journal, NAMED, BUDGET, ignore, endless)
-    assert {r["name"] for r in of(journal, "window")} == {"before", "best"}
-    assert [r["text"] for r in of(journal, "note")] == ["after is not measured in turns: oom: out of memory"]
+    assert {name for _, name in measured(journal, Failing())} == {"before", "best"}
+    assert [note.text for note in journal.run.notes] == ["after is not measured in turns: oom: out of memory"]
 
 
-def test_resumed_windows_are_only_those_missing(tmp_path: Path) -> None:
-    path = tmp_path / "trials.jsonl"
-    journal = Journal.open(path, create=True)
-    measure_windows(FormulaProfiler(), journal, {"before": NAMED["before"]}, BUDGET, ignore, endless)
-    journal.close()
-    again, profiler = Journal.open(path), FormulaProfiler()
-    measure_windows(profiler, again, NAMED, BUDGET, ignore, endless)
-    assert len(of(again, "window")) == 15
-    assert not any(knobs == NAMED["before"] for knobs in profiler.probed)
-
-
-def test_new_pick_takes_turns_with_the_others_again(tmp_path: Path) -> None:
-    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), FormulaProfiler()
-    measure_windows(profiler, journal, NAMED, BUDGET, ignore, endless)
+def test_new_pick_takes_turns_with_the_others_again(journal: Journal) -> None:
+    profiler = FormulaProfiler()
+    first = measured(journal, profiler)
     journal.append(ResumeRecord, search={"trials": 20})
-    measure_windows(profiler, journal, NAMED, BUDGET, ignore, endless)
-    assert len(of(journal, "window")) == 15, "the pick is the same"
-    measure_windows(profiler, journal, {**NAMED, "best": {"micro_batch_size": 16}}, BUDGET, ignore, endless)
-    later = journal.records[16:]
-    assert [(r["round"], r["name"]) for r in later] == [(r["round"], r["name"]) for r in journal.records[:15]]
-    assert median_rate(journal.run, "best") == later[2]["samples_per_s"]
-
-
-def test_with_little_time_there_are_fewer_windows(tmp_path: Path) -> None:
-    clock = itertools.count(0, 2)  # every look at the clock takes two seconds
-    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    measure_windows(FormulaProfiler(), journal, NAMED, BUDGET, ignore, lambda: 18.0 - next(clock))
-    assert 1 <= len({r["round"] for r in of(journal, "window")}) < BUDGET.windows
+    assert measured(journal, profiler) == [], "the pick is the same"
+    assert measured(journal, profiler, best={"micro_batch_size": 16}) == first
+    assert median_rate(journal.run, "best") == journal.run.all_windows[17].samples_per_s
 
 
 class Slow(FormulaProfiler):
@@ -415,22 +340,13 @@ class Slow(FormulaProfiler):
         return replace(super().window(knobs, window_s, seed), wall_s=took_s)
 
 
-def test_who_is_too_slow_takes_no_windows_from_the_others(tmp_path: Path) -> None:
-    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Slow()
+def test_who_is_too_slow_takes_no_windows_from_the_others(journal: Journal) -> None:
+    profiler, before = Slow(), {**NAMED["before"], "batch_size": 32}
     speed = {"samples_per_s": 32 / 40, "micro_step_s": 5.0, "optimizer_step_s": 0.0}
-    knobs = NAMED["before"]
-    journal.append(ProbeRecord, name="before", config={**knobs, "batch_size": 32}, outcome="ok", **speed)
-    named = {**NAMED, "before": {**knobs, "batch_size": 32}}
-    measure_windows(profiler, journal, named, BUDGET, ignore, lambda: 70.0 - profiler.now)
-    assert {r["name"] for r in of(journal, "window")} == {"after", "best"}
-    assert {r["round"] for r in of(journal, "window")} == set(range(5))
-    (said,) = [r["text"] for r in of(journal, "note")]
-    assert said.startswith("too little time is left to measure before")
-    measure_windows(profiler, journal, named, BUDGET, ignore, lambda: 1e6 - profiler.now)
-    assert {r["round"] for r in of(journal, "window") if r["name"] == "before"} == set(range(5))
-
-
-def test_clock_is_looked_at_after_each_first_window(tmp_path: Path) -> None:
-    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Slow()
-    measure_windows(profiler, journal, NAMED, BUDGET, ignore, lambda: 130.0 - profiler.now)
-    assert profiler.probed == [NAMED["before"]], "no time is left for a round of it"
+    journal.append(ProbeRecord, name="before", config=before, outcome="ok", **speed)
+    order = measured(journal, profiler, lambda: 70.0 - profiler.now, before=before)
+    assert set(order) == {(number, name) for number in range(5) for name in ("after", "best")}
+    (note,) = journal.run.notes
+    assert note.text.startswith("too little time is left to measure before")
+    order = measured(journal, profiler, lambda: 1e6 - profiler.now, before=before)
+    assert {(number, "before") for number in range(5)} <= set(order)

@@ -123,16 +123,6 @@ def test_seeds_below_the_baseline_rule_out_if_one_beats_it() -> None:
     assert Race(known[:1], 100.0, rule, 0.05, TODAY).admitted == ["a"], "nobody is better, the reference included"
 
 
-def test_race_tells_speeds_seeds_and_who_is_best() -> None:
-    known = [entrant("a", 400, [0.1] * 3, OPEN), entrant("b", 50, [0.5] * 2, GOOD), entrant("c", 900, [], GOOD)]
-    race = Race([*known, entrant("d", 999, SURE, GOOD, has_failed=True)], 100.0, Rule("accuracy", "max"), 0.05, TODAY)
-    assert list(race.trained) == ["a", "b"]
-    assert [race.per_s(name) for name in "abd"] == [400, 50, 0]
-    assert [race.is_settled(name) for name in "abcd"] == [True, False, False, True]
-    assert [race.has(name) for name in "acd"] == [True, True, False]
-    assert (race.best_quality(), race.best_quality(100.0)) == ("b", "a")
-
-
 @pytest.mark.parametrize(
     ("fresh", "is_allowed"), [([], True), ([0.0] * 3, True), ([-0.1] * 3, True), ([-1.0] * 3, False)]
 )

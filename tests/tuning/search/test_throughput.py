@@ -20,13 +20,13 @@ def probe(micro_s: float = 0.01, optimizer_s: float = 0.002, **knobs: Scalar) ->
     return Probed({"batch_size": 64, "micro_batch_size": 8, **knobs}, micro_s, optimizer_s, 1.0)
 
 
-def test_a_batch_of_one_micro_batch_takes_one_micro_step_and_one_optimizer_step() -> None:
+def test_batch_takes_its_micro_steps_and_an_optimizer_step() -> None:
     assert probe().at_batch_size(8) == pytest.approx(8 / 0.012)
     assert probe().at_batch_size(20) == pytest.approx(20 / 0.032)  # three micro-steps, the last half empty
     assert probe().at_batch_size(7) is None, "smaller than what was measured"
 
 
-def test_a_batch_in_one_piece_is_expected_between_the_probes_of_smaller_and_larger_micro_batches() -> None:
+def test_batch_in_one_piece_is_between_smaller_and_larger_ones() -> None:
     small, large = (probe(s, 0.001, micro_batch_size=m, num_workers=2) for m, s in ((16, 0.001), (64, 0.0025)))
     best, second = Speeds([small, large], EVERY).ranked({"batch_size": 32})
     assert (best.system["micro_batch_size"], best.system["num_workers"]) == (32, 2)
@@ -86,7 +86,7 @@ def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_of_two_optimizer_steps_the_faster_is_taken_however_the_micro_steps_came_out(is_told: bool) -> None:
+def test_faster_of_two_optimizer_steps_is_taken(is_told: bool) -> None:
     lucky = probe(0.010, 0.002 if is_told else 0.0, fused_optimizer=False)
     steady, other_size = (probe(0.012, 0.001, fused_optimizer=True, micro_batch_size=m) for m in (8, 64))
     for probes in ([lucky, steady], [steady, lucky]):
@@ -100,7 +100,7 @@ def test_of_two_optimizer_steps_the_faster_is_taken_however_the_micro_steps_came
     )
 
 
-def test_what_makes_the_micro_steps_faster_is_kept_whatever_the_optimizer_step() -> None:
+def test_faster_micro_steps_are_kept_with_any_optimizer_step() -> None:
     alike = [probe(0.010, s, fused_optimizer=f, num_workers=0) for f, s in ((False, 0.0021), (True, 0.0020))]
     slow_step = [probe(0.010, s, fused_optimizer=f, num_workers=0) for f, s in ((False, 0.004), (True, 0.002))]
     loaded = probe(0.005, 0.0022, fused_optimizer=False, num_workers=2)
@@ -110,7 +110,7 @@ def test_what_makes_the_micro_steps_faster_is_kept_whatever_the_optimizer_step()
     assert Speeds([*alike, little], EVERY).ranked({"batch_size": 8})[0].system["num_workers"] == 2
 
 
-def test_where_the_micro_batch_changes_what_is_learned_a_smaller_batch_has_the_knobs_of_the_larger() -> None:
+def test_smaller_batch_has_the_system_knobs_of_a_larger_one() -> None:
     table = KnobTable(kinds={"micro_batch_size": "both"})
     slow, fast = (probe(s, 0.002, micro_batch_size=64, num_workers=n) for s, n in ((0.02, 0), (0.01, 2)))
     apart = probe(0.001, amp_dtype="bf16", micro_batch_size=16, num_workers=1)

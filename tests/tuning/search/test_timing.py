@@ -17,7 +17,7 @@ def batches(seconds: list[float], works: list[float] | None = None, optimizer_s:
     return [MicroStep(w, s, optimizer_s if number % IN_A_BATCH == 0 else None) for number, (w, s) in pairs]
 
 
-def test_equal_steps_are_known_exactly_and_give_the_models_throughput() -> None:
+def test_equal_steps_give_the_models_throughput_exactly() -> None:
     found = estimate(batches([0.1] * 12, optimizer_s=0.02), 1.0)
     assert found.micro_step_s == pytest.approx(0.1)
     assert found.optimizer_step_s == pytest.approx(0.02)
@@ -26,7 +26,7 @@ def test_equal_steps_are_known_exactly_and_give_the_models_throughput() -> None:
         assert found.samples_per_s(batch_size, 8) == pytest.approx(probed.at_batch_size(batch_size))
 
 
-def test_the_optimiser_step_is_an_ordinary_one_and_nothing_of_a_batch_is_lost() -> None:
+def test_optimiser_step_is_an_ordinary_one_and_none_is_lost() -> None:
     steps = [MicroStep(1.0, 0.1, 0.3 if number else 9.9) for number in range(12)]
     found = estimate(steps, 1.0)
     assert found.optimizer_step_s == pytest.approx(0.3)
@@ -39,7 +39,7 @@ def test_the_mix_of_lengths_does_not_shift_the_mean() -> None:
     assert found.micro_step_s == pytest.approx(0.06)
 
 
-def test_no_line_is_fitted_to_few_steps_nor_where_more_work_took_less_time() -> None:
+def test_no_line_is_fitted_to_few_steps_or_one_that_falls() -> None:
     few = [1.0, 2.0, 3.0, 4.0]
     assert estimate(batches([0.1 * w for w in few], few), 1.0).micro_step_s == pytest.approx(0.25)
     works = [float(number) for number in range(LEAST_FITTED)]

@@ -43,7 +43,7 @@ def rounds(rates: Mapping[str, Sequence[float]]) -> History:
         ({}, "best", 1.0),
     ],
 )
-def test_what_is_fastest_in_turns_is_picked_and_what_is_within_noise_is_as_today(
+def test_fastest_in_turns_is_picked_or_the_least_changed(
     rates: Mapping[str, Sequence[float]], picked: str, times: float
 ) -> None:
     found = least_changed(rounds(rates), TURNS, TURNS, TODAY)
@@ -52,13 +52,13 @@ def test_what_is_fastest_in_turns_is_picked_and_what_is_within_noise_is_as_today
 
 
 @given(st.dictionaries(st.sampled_from(sorted(TURNS)), st.lists(st.floats(1.0, 9.0), min_size=5, max_size=5)))
-def test_nothing_is_picked_that_every_round_shows_slower_than_today(rates: Mapping[str, Sequence[float]]) -> None:
+def test_nothing_is_picked_that_is_slower_in_every_round(rates: Mapping[str, Sequence[float]]) -> None:
     picked, _ = least_changed(rounds(rates), TURNS, TURNS, TODAY)
     if "before" in rates and picked in rates:
         assert any(own >= other for own, other in zip(rates[picked], rates["before"], strict=True))
 
 
-def test_the_next_best_probes_that_fit_take_turns_as_far_as_the_time_lasts() -> None:
+def test_next_best_probes_take_turns_while_the_time_lasts() -> None:
     seconds = {(2, True): 0.010, (1, True): 0.011, (2, False): 0.012, (0, True): 0.0125, (0, False): 0.02}
     steps = {"outcome": "ok", "optimizer_step_s": 0.0, "samples_per_s": 1.0}
     configs = {key: {**TODAY, "num_workers": key[0], "ram_cache": key[1]} for key in seconds}

@@ -31,32 +31,25 @@ def test_one_window_has_no_spread_and_none_has_no_throughput():
     assert uncertainty.throughput([]) is None
 
 
-def test_prediction_interval_of_two_seeds_by_hand():
-    found = uncertainty.quality({1: 1.0, 2: 3.0})
-    reach = 12.7062 * math.sqrt(2) * math.sqrt(1.5)
-    assert (found.mean, found.low, found.high) == (
-        2.0,
-        pytest.approx(2 - reach, rel=1e-4),
-        pytest.approx(2 + reach, rel=1e-4),
-    )
-    assert "from 2 seeds" in found.method
+REACH = 12.7062 * math.sqrt(2) * math.sqrt(1.5)
 
 
-def test_one_seed_of_a_share_has_wilsons_interval():
-    found = uncertainty.quality({7: 0.9}, proportion_of=100)
-    assert (found.low, found.high) == (pytest.approx(0.8256, abs=1e-4), pytest.approx(0.9448, abs=1e-4))
-    assert "100 validation samples" in found.method
-
-
-def test_one_seed_of_an_error_has_no_interval():
-    found = uncertainty.quality({7: 4.2})
-    assert (found.low, found.high) == (None, None)
-
-
-def test_a_share_stays_between_0_and_1():
-    found = uncertainty.quality({1: 0.99, 2: 0.90}, most=1.0)
-    assert (found.low, found.high) == (0.0, 1.0)
-    assert uncertainty.quality({1: 99.0, 2: 90.0}, most=1.0).high > 100, "in percent"
+@pytest.mark.parametrize(
+    ("values", "more", "mean", "ends", "method"),
+    [
+        ({1: 1.0, 2: 3.0}, {}, 2.0, (2 - REACH, 2 + REACH), "from 2 seeds"),
+        ({7: 0.9}, {"proportion_of": 100}, 0.9, (0.8256, 0.9448), "100 validation samples"),  # Wilson's
+        ({0: 78.05}, {"proportion_of": 256}, 78.05, None, ""),  # in percent it is no share
+        ({7: 4.2}, {}, 4.2, None, ""),
+        ({1: 0.99, 2: 0.90}, {"most": 1.0}, 0.945, (0.0, 1.0), ""),
+        ({1: 99.0, 2: 90.0}, {"most": 1.0}, 94.5, (94.5 - 4.5 * REACH, 94.5 + 4.5 * REACH), ""),
+    ],
+)
+def test_interval_of_a_quality(values, more, mean, ends, method):
+    found = uncertainty.quality(values, **more)
+    assert found.mean == pytest.approx(mean)
+    assert (found.low, found.high) == ((None, None) if ends is None else pytest.approx(ends, rel=1e-4))
+    assert method in found.method
 
 
 @settings(max_examples=30)
@@ -80,12 +73,7 @@ def test_a_gain_needs_a_pair_of_rates_above_0():
     assert uncertainty.gain("a", "b", [(0.0, 5.0)]) is None
 
 
-def test_an_accuracy_in_percent_is_no_share_and_gets_no_interval():
-    found = uncertainty.quality({0: 78.05}, proportion_of=256)
-    assert (found.mean, found.low, found.high) == (78.05, None, None)
-
-
-def test_an_interval_by_a_known_spread_narrows_with_the_root_of_the_pairs():
+def test_interval_by_a_spread_narrows_with_the_root_of_pairs():
     spread = uncertainty.Spread(0.02, 9)
     assert spread.half_width(1) == pytest.approx(2.262 * 0.02, rel=1e-3)
     assert spread.half_width(4) == pytest.approx(spread.half_width(1) / 2)
