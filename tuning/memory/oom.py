@@ -234,4 +234,4 @@ def chain(error: BaseException, *, contexts: bool = False) -> Iterator[BaseExcep
         yield link
         cause = getattr(link, "cause", None)
         cause = link.__cause__ or (cause if isinstance(cause, BaseException) else None)
-        link = cause or (link.__context__ if contexts else None)
+        link = cause or (link.__context__ if contexts and not link.__suppress_context__ else None)

@@ -300,7 +300,7 @@ def inside(space: Space, probe: Probed) -> bool:
     A searched knob without effect (`Probed.idle`) is allowed only at the value that the space starts from.
     """
     start = defaults(space) if probe.idle else {}
-    has_effect = all(probe.knobs.get(n) == start[n] for n in probe.idle if n in space.parameters)
+    has_effect = all(probe.knobs.get(n) == start.get(n) for n in probe.idle if n in space.parameters)
     return has_effect and _allows(space, probe, space.table.system)
 
 

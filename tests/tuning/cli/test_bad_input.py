@@ -83,7 +83,6 @@ TABLE = [
     ("search.max_time=1 hour", "1 hour", "search.max_time=4m"),
     ("search.max_time=0s", "0s", "search.max_time=4m"),
     ("search.seed=-3", "-3", "search.seed=0"),
-    ("search.strategy=fast", "fast", "search.strategy=staged"),
     ("search.sampler=gp", "allowed: known, tpe or random", "search.sampler=known"),
     ("search.pruner=rungs", "allowed: reference or none", "search.pruner=reference"),
     ("pick.goal=best", "allowed: speed or quality", "pick.goal=speed"),

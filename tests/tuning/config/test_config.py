@@ -42,7 +42,7 @@ def declaring(config, space, options=(), before=None):
 def test_no_argument_gives_the_packaged_study():
     config = load([])
     assert (config.workload.ref, config.workload.name, config.card.name) == ("nli", "nli", "auto")
-    assert (config.search.trials, config.search.max_time_s, config.search.strategy) == ("auto", 240.0, "staged")
+    assert (config.search.trials, config.search.max_time_s) == ("auto", 240.0)
     assert (config.budget.name, config.budget.rungs.eta, config.budget.confirm.windows) == ("quick", 2, 5)
     assert config.concurrency == "auto"
     assert config.dropped == []

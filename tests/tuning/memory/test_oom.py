@@ -234,9 +234,11 @@ def test_retreating_ends(found: oom.Fault, start: int) -> None:
     pytest.fail(f"{micro}, {workers} after 13 retreats")
 
 
-def test_a_handled_error_is_no_cause_and_causes_in_a_circle_end() -> None:
+def test_handled_errors_count_and_causes_in_a_circle_end() -> None:
     error = ValueError("a second mistake")
     error.__context__ = MemoryError()
+    assert classify(error) is Outcome.HOST_OOM
+    error.__cause__ = None  # `from None`
     assert classify(error) is Outcome.CRASH
     error.__cause__ = KeyError("b")
     error.__cause__.__cause__ = error
