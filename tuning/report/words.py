@@ -57,6 +57,10 @@ def event(
     match made:
         case events.RungRecord():
             parts = [made.trial, f"{made.samples} samples", _values(made.values, objective)]
+        case events.OomRecord() | events.RestartRecord():
+            needed = f"needs {size(made.wanted_bytes)} of {size(made.cap_bytes)}" if made.wanted_bytes else ""
+            micro = f"with micro_batch_size={made.config.get('micro_batch_size')}"
+            parts = [made.trial, f"{outcome(made.outcome)} {micro}", needed, "it begins again with less"]
         case events.DecisionRecord():
             parts = [made.trial, made.reason]
         case events.RefusedRecord():

@@ -84,6 +84,8 @@ class Live:
     stopped_at: int | None = None
     reason: str = ""
     is_ruled_out: bool = False
+    retries: int = 0
+    """Its earlier attempts that are written."""
 
     def outcome(self, result: str) -> str:
         """Returns how it ended: one that was cut or stopped, or ruled out, is no `ok`."""
@@ -102,13 +104,16 @@ def others_alike(end: TrialRecord) -> bool | None:
     return True if end.fault == UNDEFINED.name and not is_fp16 else None
 
 
-def begun_again(journal: Journal, guard: MemoryGuard, trial: str, failed: TrialState, *, is_oom: bool) -> None:
+def begun_again(
+    journal: Journal, guard: MemoryGuard, trial: str, failed: TrialState, *, is_oom: bool
+) -> OomRecord | RestartRecord:
     """Writes with which knobs a trial failed before it began again; teaches the guard if it ran out of memory."""
     why = {n: getattr(failed, n) for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes")}
     kind = OomRecord if is_oom else RestartRecord
     record = journal.append(kind, trial=trial, config=dict(failed.knobs), **why)
     if is_oom:
         learn(guard, record)
+    return record
 
 
 def observation(

@@ -175,6 +175,7 @@ class TrialScheduler:
         live = self._live.get(trial)
         if live is None:
             return True
+        self._write_retries(trial, live, state)
         samples = state.samples if state else 0
         if self._time_is_up():
             live.stopped_at, live.reason = samples, OUT_OF_TIME
@@ -245,8 +246,7 @@ class TrialScheduler:
     def ended(self, trial: str, state: TrialState) -> None:
         """Writes the ending, then teaches sampler and guard."""
         live = self._live.pop(trial, endings.Live({}))
-        for failed in state.retries:
-            endings.begun_again(self._journal, self._guard, trial, failed, is_oom=failed.outcome == Outcome.OOM)
+        self._write_retries(trial, live, state)
         knobs = dict(state.knobs or live.knobs)
         measured = {
             **events.known_fields(state, events.Trained),
@@ -276,6 +276,15 @@ class TrialScheduler:
         is_said = any(note.text == NAN_IN_FP16 for note in self._run.notes)
         if end.outcome == Outcome.DIVERGED and knobs.get("amp_dtype") == "fp16" and not is_said:
             self._told(self._journal.append(events.NoteRecord, text=NAN_IN_FP16))
+
+    def _write_retries(self, trial: str, live: endings.Live, state: TrialState | None) -> None:
+        """Writes and tells how earlier attempts ended as soon as that is known: a trial that is cut says no more."""
+        retries = () if state is None else state.retries
+        begun = live.retries if live.retries <= len(retries) else 0  # a new process has none of the attempts before it
+        for failed in retries[begun:]:
+            is_oom = failed.outcome == Outcome.OOM
+            self._told(endings.begun_again(self._journal, self._guard, trial, failed, is_oom=is_oom))
+        live.retries = len(retries) or live.retries
 
     def _say_halved(self, trial: str, begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> None:
         """Says where running out of memory has changed what a trial learned: by its micro-batch, where that matters."""

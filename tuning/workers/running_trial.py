@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tuning.workers.session import Session
 
 
+ALIKE = 3
+"""Attempts with halved micro-batches that run out after as many samples, from which memory is said to grow."""
 Tell = Callable[[TrialState], float]
 """Hears of a trial; returns after how many seconds it is to hear again at the latest, 0 to end the trial."""
 
@@ -110,8 +112,10 @@ class RunningTrial:
             with Attempt(self._session, self._plan.cap_bytes) as attempt:
                 self._train()
             found = replace(self._now(), **attempt.failure)
-            done = self._is_stopped or not self._retries_after(found, attempt)
-            if not done and time.perf_counter() > self._pause_at:
+            grows = self._grows(found)
+            found = replace(found, message=f"{found.message}; {grows}") if grows else found
+            done = self._is_stopped or bool(grows) or not self._retries_after(found, attempt)
+            if not done and (found.outcome == Outcome.OOM or time.perf_counter() > self._pause_at):
                 self._begin()
                 done = self._told({})
         if isinstance(self._state, OwnState) and found.outcome == Outcome.OK:
@@ -163,6 +167,22 @@ class RunningTrial:
         self._pause_at, self._is_stopped = time.perf_counter() + after_s, after_s <= 0
         self._session.telemetry.skip()  # the evaluation, and the wait for an answer
         return self._is_stopped
+
+    def _grows(self, found: TrialState) -> str:
+        """Returns that memory grows with the steps, "" if the micro-batch may be the cause.
+
+        Half of a micro-batch gets further, unless what is kept of each sample fills the memory.
+        """
+        ooms = [*self._retries[1 - ALIKE :], found]
+        samples = [one.samples for one in ooms if one.outcome == Outcome.OOM]
+        first = Knobs.of(ooms[0].knobs, self._session.table).batch_size
+        if len(samples) < ALIKE or min(samples) <= 2 * first or max(samples) > 1.1 * min(samples):
+            return ""
+        sizes = ", ".join(str(one.knobs.get("micro_batch_size")) for one in ooms)
+        return (
+            f"micro-batches of {sizes} ran out after about {max(samples):,} samples alike: something grows with the "
+            "steps, such as a list of losses or outputs with their graphs; keep loss.item() or .detach()"
+        )
 
     def _retries_after(self, found: TrialState, attempt: Attempt) -> bool:
         """Returns whether the trial is to begin again with less, and makes it ready to."""

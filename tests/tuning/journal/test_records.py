@@ -243,7 +243,8 @@ def test_a_failed_sync_is_not_a_record(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("gone", ["deleted", "moved", "replaced"])
-def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None:
+def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # its records are saved here
     path = tmp_path / "one" / "trials.jsonl"
     path.parent.mkdir()
     with Journal.open(path, create=True) as journal:

@@ -262,3 +262,33 @@ def test_what_they_compile_is_tried_uncompiled(session: Any) -> None:
     assert own.resident.workload.train.__globals__["SEEN"] == ["left"]
     own.train(KNOBS, Plan(64, (64,)), 0)
     assert "compiled" in own.resident.workload.train.__globals__["SEEN"]
+
+
+GROWING = """
+def train(run):
+    net, optimizer = nn.Sequential(nn.Linear(4, 4096), nn.Sigmoid(), nn.Linear(4096, 1)), None
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
+    run.prepare(net, optimizer)
+    history = []
+    for batch in run.batches(DataLoader(DATA, shuffle=True, **run.loader())):
+        history.append(KEPT)
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+def test_memory_that_grows_with_the_steps_is_told(session: Any) -> None:
+    knobs, cap_bytes = {**KNOBS, "micro_batch_size": 16, "learning_rate": 1e-6}, 8 * 2**20
+    own = session(GROWING.replace("KEPT", "net(batch[0]).mean()"))
+    found = own.train(knobs, Plan(1 << 14, (1 << 14,), cap_bytes=cap_bytes), 0)
+    assert (found.outcome, [one.knobs["micro_batch_size"] for one in found.retries]) == ("oom", [16, 8])
+    assert "grows with the steps" in found.message
+    fixed = session(GROWING.replace("KEPT", "net(batch[0]).mean().item()"))
+    assert fixed.train(knobs, Plan(1 << 12, (1 << 12,), cap_bytes=cap_bytes), 0).outcome == "ok"
+
+
+def test_an_oom_is_told_before_the_trial_begins_again(session: Any) -> None:
+    own = session(PLAIN)
+    seen = told(own, {**KNOBS, "micro_batch_size": 16}, Plan(64, (64,), cap_bytes=600))
+    assert [len(state.retries) for state in seen if not state.done][:1] == [1]
