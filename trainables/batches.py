@@ -259,7 +259,7 @@ def length_of(source: Any) -> int | None:
 class SampleCounts:
     """Counts the samples of a loader's batches.
 
-    A DataLoader knows how many samples it draws, whatever its collate function makes of them. Of a stream it knows the
+    A DataLoader knows how many samples it draws, whatever its collate function makes of them. For a stream it knows the
     `batch_size`: the tensor of that length counts the samples, which in a batch of graphs need not be the first. For
     any other loader the count is the length of the batch's first tensor along a dimension; without a tensor, the
     loader's `batch_size`; without that, `usual`.

@@ -1,6 +1,6 @@
 """A garbage collection that is complete when the call returns.
 
-`gc.collect()` returns at once while another thread collects. That may take seconds, since a collected DataLoader waits
+`gc.collect()` returns at once while another thread collects. It may take seconds, since a collected DataLoader waits
 for its processes, and memory left by one trial would be counted for the next.
 """
 

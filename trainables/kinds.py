@@ -1,6 +1,6 @@
 """Measures on one workload whether a system knob really leaves alone what is learned.
 
-One batch is trained on twice, with the knob changed and unchanged: same samples, same weights, same seed, fp32. If a
+A batch is trained on twice, with the knob changed and unchanged: same samples, same weights, same seed, fp32. If a
 gradient, or a buffer such as the running mean of batch norm, differs by more than rounding, the knob changes learning.
 Dropout is off: its draws depend on the micro-batch, although their distribution does not. The learning rate is nearly
 0, so that further batches meet the same weights. If other random numbers are drawn, as by mixup, the workload is first

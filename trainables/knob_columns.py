@@ -231,7 +231,7 @@ def turn(value: Scalar) -> Remedy:
 
 @dataclass(frozen=True)
 class Knob:
-    """One row of the table: the default of a knob, its kind, and the values that it may take.
+    """A row of the table: the default of a knob, its kind, and the values that it may take.
 
     A workload declares its own as in `knobs = {"channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True)}`.
     `kind` is "system" (speed and memory only), "learning" (what is learned only) or "both". The values are a list, or

@@ -165,7 +165,7 @@ class Counted:
         self._share = 1.0
         """The weight of the mean loss of this process's part of a micro-batch; 1 if there is one process."""
         self._stepped_at: dict[torch.optim.Optimizer, tuple[int, int]] = {}
-        """Where `backward` stepped each optimiser last, of the first steps: micro-batch, and position in the graph."""
+        """Micro-batch and position in the graph at which `backward` stepped each optimiser last, in the first steps."""
         self._data: Mapping[str, object] | None = None
         """The attributes of the data set as loader processes were given it last; None if there are none."""
         self._schedules: list[LRScheduler] = []

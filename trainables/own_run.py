@@ -39,7 +39,7 @@ _DECLARE = "give it a value or values in SPACE"
 
 
 class Run(Counted):
-    """One training, as the user's loop sees it."""
+    """A training, as the user's loop sees it."""
 
     # -- values --------------------------------------------------------------------------------------------------------
 

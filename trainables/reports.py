@@ -1,4 +1,4 @@
-"""What a training reports while it runs, and how whoever hears it ends it: the same for our loop and a custom one.
+"""The reports of a training while it runs, and how whoever hears them ends it, for our loop and for custom loops.
 
 train(state, hear)      # hear(READY), then hear(Window | Evaluation) for each; hear returns True to end it there
 """
@@ -29,7 +29,7 @@ class Report:
         self._hear = hear
         self.is_over = False
         self.failure: BaseException | None = None
-        """What hearing an event raised: a custom loop could catch it."""
+        """The exception that hearing an event raised: a custom loop could catch it."""
         self.at_end: Callable[[], None] = lambda: None
         """Is called once, when the training is over."""
 

@@ -64,7 +64,7 @@ class Configuration:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run found, in the folder where it stands; `summary` is all there is to say about it."""
+    """The result of a run, in its folder; `summary` has all there is to say about it."""
 
     folder: Path
     summary: Summary

@@ -104,7 +104,7 @@ LISTED = {
     "CARDS": textwrap.wrap(", ".join(available("card")), 54),
     "PRUNERS": [f"{name}: {said}" for name, said in PRUNERS.items()],
 }
-"""What stands in place of a line of the template."""
+"""The text in place of a line of the template."""
 HELP = "".join(
     line if line.strip() not in LISTED else textwrap.indent("\n".join([*LISTED[line.strip()], ""]), " " * 26)
     for line in TEMPLATE.splitlines(keepends=True)

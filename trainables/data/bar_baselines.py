@@ -1,4 +1,4 @@
-"""What is reached on labels of market bars without a network: accuracies of four plain rules, 0 to 1."""
+"""Accuracies on labels of market bars without a network: those of four plain rules, 0 to 1."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Windows over the bars of several timeframes, cut so that nothing of the future reaches a feature.
 
-What keeps the future out:
+Rules that keep the future out:
 - a bar is known when it has closed, and one of a longer frame holds whole bars of the data only (timeframes.py);
 - a decision sees the bars closed by then, of each frame (`decisions`);
 - a training label ends before the first validation decision, so that `horizon` bars lie between the two (`split_at`);
@@ -22,7 +22,7 @@ from trainables.data.timeframes import Bars, Floats, Ints, Label, Timeframe, ans
 
 @dataclass(frozen=True)
 class BarWindows:
-    """One split: windows (decisions, bars of all frames, feature), frame after frame, oldest bar first.
+    """A split: windows (decisions, bars of all frames, feature), frame after frame, oldest bar first.
 
     `labels` are 0 or 1, `last_labels` the labels known last at the decisions, `decided_us` when these are, all of
     shape (decisions,).
@@ -116,7 +116,7 @@ def split_at(series: Sequence[Decisions], val_frac: float) -> int:
 def scaled(values: Floats, close_us: Ints, until_us: int) -> NDArray[np.float32]:
     """Returns features with mean 0 and standard deviation 1 over the bars closed by `until_us`, the training's.
 
-    What does not vary there, such as a volume that is not reported, becomes 0.
+    A feature that does not vary there, such as a volume that is not reported, becomes 0.
     """
     known = values[close_us <= until_us]
     spread = known.std(axis=0)

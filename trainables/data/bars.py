@@ -7,7 +7,7 @@ The header names the columns, in any order and case: `time` (or date, datetime, 
 are any `volume`, `adj close` and `ticker` (or symbol). A time is ISO 8601, or dd.mm.yyyy HH:MM:SS.fff as Dukascopy
 writes it; without an offset it is taken as UTC. A file may be gzipped.
 
-A bar is stamped with the time at which it *opened*. What is known of it is known only when it has closed.
+A bar is stamped with the time at which it *opened*. Its values are known only when it has closed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Table:
 def read(path: Path) -> dict[str, pd.DataFrame]:
     """Returns the bars of each symbol: open, high, low, close and volume, float64, by the UTC time they opened.
 
-    A file is one symbol, named as the file, or has a column that names them; a folder may hold several files. Where a
+    A file is one symbol, named as the file, or has a column that names them; a folder may hold several files. If a
     file has adjusted closes, all four prices are multiplied by their ratio to the closes: a split is then no loss.
     Without a volume it is 0. Raises DataError with file, line and field.
     """

@@ -1,4 +1,4 @@
-"""What is made once and found again, below $XDG_CACHE_HOME/cardtune, or ~/.cache/cardtune where that is not set."""
+"""Files made once and kept below $XDG_CACHE_HOME/cardtune, or ~/.cache/cardtune if that is not set."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def written_once(name: str, write: Callable[[Path], None]) -> Path:
 def kept(name: str, made_of: Iterable[str], make: Callable[[], Any]) -> Any:
     """Returns what `make()` returns, as JSON has it: from the cache folder where the same `name` and `made_of` made it.
 
-    What cannot be written, or was damaged, is made again.
+    A result that cannot be written, or was damaged, is made again.
     """
     found = hashlib.sha256()
     for text in made_of:

@@ -1,4 +1,4 @@
-"""What a reader of data raises."""
+"""Errors that readers of data raise."""
 
 OTHER_LAYOUTS = "docs/data.md shows how data in other layouts are read"
 """The remedy for data in a layout that has no reader here."""

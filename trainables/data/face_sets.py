@@ -17,7 +17,7 @@ NOT_FACES = ("landmarks", "Code")
 INDEXED_FILES = 1000
 """Sets of fewer files are read in a second or two."""
 INDEX = 4
-"""Of what a face is made of; another number makes every kept index anew."""
+"""The version of a face's fields; another number makes every kept index anew."""
 
 
 def read(folder: Path) -> list[Face]:

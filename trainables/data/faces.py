@@ -19,7 +19,7 @@ MAX_BOX_PX = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """One image of one face.
+    """An image of one face.
 
     `box` is the square to look at in pixels of the image (left, top, right, bottom), which may reach over its edges;
     `angles_deg` are yaw (nose to the left of the image), pitch (up) and roll (clockwise); faces of one `group` show

@@ -27,7 +27,7 @@ CROP_K = 0.35
 """HopeNet's margin (Ruiz et al., arXiv 1710.00925): 0.6 k of the width beside the landmarks, 2 k of the height above
 them and 0.6 k below. Here both sides get the same, so that a mirrored face has the mirrored box."""
 _FACE_AND_VIEW = re.compile(r"(?<=\d)_\d+_\d+$|_\d+$")
-"""Of face and view, or of the view alone: a number before both is the photograph's."""
+"""The numbers of face and view, or of the view alone, in a name: one before both is the photograph's."""
 
 
 def read(mats: Iterable[Path]) -> list[Face]:

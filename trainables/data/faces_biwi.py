@@ -26,7 +26,7 @@ from trainables.data.faces import Face, square
 HEAD_MM = 250.0
 """Side of the box at the head's distance; chin to crown is about 230 mm."""
 SAME_PERSON = {"15": "03", "18": "05", "21": "02", "22": "07"}
-"""Of the 24 sequences four show a person of another one."""
+"""Four of the 24 sequences show a person of another one."""
 
 _Matrix = NDArray[np.float64]
 

@@ -36,7 +36,7 @@ LANDMARKS = np.array([
 
 @dataclass(frozen=True)
 class Mesh:
-    """What every head shares.
+    """The parts that every head shares.
 
     vertices (vertex, 3), relative to the head's centre; faces and shapes, (9 or 21, vertex * 3), offsets from them;
     triangles (triangle, 3); eyes (vertex,), true on the eyeballs; normals_of (vertex, triangle), which triangles meet
@@ -53,7 +53,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Head:
-    """One person: vertices (vertex, 3), their unit normals (vertex, 3), and their colours (vertex, 3), 0 to 255."""
+    """A person: vertices (vertex, 3), their unit normals (vertex, 3), and their colours (vertex, 3), 0 to 255."""
 
     vertices: Floats
     normals: Floats
@@ -124,7 +124,7 @@ def random_head(rng: np.random.Generator) -> Head:
 def draw(head: Head, turned: Floats, camera: Camera, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Returns an image (height, width, 3) of the head after the rotation `turned` (3, 3).
 
-    One lamp at a random place before the head, a blurred background of random colours, and noise as a sensor has it.
+    A lamp at a random place before the head, a blurred background of random colours, and noise as a sensor has it.
     """
     width, height = camera.size_px
     blots = Image.fromarray(rng.integers(0, 255, (4, 4, 3), dtype=np.uint8))

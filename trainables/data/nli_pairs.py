@@ -110,7 +110,7 @@ def read_splits(path: Path, val_frac: float, seed: int) -> tuple[list[TextPair],
 def balanced(pairs: Sequence[TextPair], rng: random.Random, limit: int | None = None) -> list[TextPair]:
     """Returns as many pairs of one class as of the other, in their order, and at most `limit` in all.
 
-    What is left out is drawn by `rng`: with both classes equal, always guessing one of them is right half the time.
+    `rng` draws those that are left out: with both classes equal, always guessing one of them is right half the time.
     """
     classes = [[i for i, pair in enumerate(pairs) if pair.entails is entails] for entails in (True, False)]
     size = min(len(indices) for indices in classes)
@@ -121,7 +121,7 @@ def balanced(pairs: Sequence[TextPair], rng: random.Random, limit: int | None = 
 def hypothesis_only_accuracy(train: Sequence[TextPair], val: Sequence[TextPair]) -> float:
     """Returns the accuracy, 0 to 1, of a guesser that never sees the premise.
 
-    Where it is far above the majority, the hypotheses give the label away and the set does not ask for entailment
+    If it is far above the majority, the hypotheses give the label away and the set does not ask for entailment
     (Poliak et al., 1805.01042). Multinomial naive Bayes with add-one smoothing over the words and word pairs of the
     hypothesis; those not seen in training are passed over.
     """

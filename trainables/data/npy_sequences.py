@@ -29,7 +29,7 @@ _One = TypeVar("_One")
 
 @dataclass(frozen=True)
 class Recording:
-    """One file: where it is, the class it belongs to, and its steps in time and channels, each at least 1."""
+    """A file: its place, the class it belongs to, and its steps in time and channels, each at least 1."""
 
     path: Path
     label: str

@@ -21,7 +21,7 @@ from trainables.data.cache import written_once
 from trainables.data.head_mesh import Camera, draw, landmarks, random_head, rotation
 
 SIZE_PX = 144
-"""Of an image; those of 300W-LP have 450. The face's box is about 90 of them wide."""
+"""The pixels of an image; those of 300W-LP have 450. The face's box is about 90 of them wide."""
 MIDDLE_DM = np.array([0.0, 0.35, 0.2])
 """Between chin, crown, face and neck, from the mesh's own centre, which is where the neck bends."""
 

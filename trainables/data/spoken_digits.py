@@ -1,7 +1,7 @@
 """The sequences that need no download: spoken digits, written once into a tree of .npy files, read as any other.
 
 3,000 digits by 6 speakers, 13 mel-frequency cepstral coefficients (MFCC), 6 to 92 steps: the Free Spoken Digit Dataset.
-Of each digit 240 are for training and 60 for validation. The source does not say who speaks, so both parts have the
+For each digit 240 are for training and 60 for validation. The source does not say who speaks, so both parts have the
 same six voices; a split by speaker is harder.
 """
 

@@ -28,7 +28,7 @@ MOST_WEIGHT = 65_535
 AROUND = 150
 """Cities around the centre from which an instance is drawn."""
 VAL_SHARE = 0.2
-"""Of the centres."""
+"""The spread of the centres."""
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -46,7 +46,7 @@ Scorer = Callable[[Tensor, Tensor], Tensor]
 
 
 class TourSample(NamedTuple):
-    """One instance: points (nodes, 2), distances (nodes, nodes), rank (nodes,)."""
+    """An instance: points (nodes, 2), distances (nodes, nodes), rank (nodes,)."""
 
     points: Tensor
     distances: Tensor

@@ -145,7 +145,7 @@ class Mlp(nn.Module):
 
 
 class Temporal:
-    """One of two futures, judged by accuracy; the contract is in workload.py."""
+    """A choice between two futures, judged by accuracy; the contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["temporal"].own

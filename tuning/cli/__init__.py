@@ -1,1 +1,1 @@
-"""What people type and see: commands, and the screen while a study runs."""
+"""The user interface: commands, and the screen while a study runs."""

@@ -117,8 +117,8 @@ def _with_own(config: StudyConfig) -> StudyConfig:
 def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     """Returns the answer as plain values: a row for each memory group with a cell for each micro-batch size.
 
-    Where not one sample fits in any row, `remedies` are what makes the smallest row smaller. Raises ConfigError where
-    the workload refuses its options.
+    If not one sample fits in any row, `remedies` make the smallest row smaller. Raises ConfigError if the workload
+    refuses its options.
     """
     predictions = _side_by_side([_request(about, {**about.knobs, **row}) for row in about.couplings], predicts)
     _refuse_what_the_workload_refuses(about, predictions)

@@ -15,7 +15,7 @@ FILES = {
     "my_workload.py": "the contract: model, data, loss and quality; the loop is cardtune's",
     "my_loop.py": "a loop of its own: def train(run)",
 }
-"""What is written, by name, and what each is."""
+"""The files that are written, by name, each with a description."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""What moves on the screen: a study as stages, table and time left, drawn from its `Progress`; a training's bar."""
+"""The moving part of a screen: a study as stages, table and time left, drawn from its `Progress`; a training's bar."""
 
 from __future__ import annotations
 

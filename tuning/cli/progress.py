@@ -24,11 +24,11 @@ from tuning.search.throughput import Speeds, probed
 from tuning.workers.worker import Asked
 
 STARTING = "start"
-"""What comes before the first stage."""
+"""The name of the time before the first stage."""
 STAGES = ("estimate", "probe", "search", "confirm", "export")
 """The stages of a study in order."""
 UNITS = {"probe": "probe", "search": "trial", "confirm": "measurement"}
-"""What is counted in a stage."""
+"""The unit that is counted in a stage."""
 _ASKED_FOR = {
     "load": "a process loads torch, data and model",
     "describe": "reading data and model, and trying each hook of the workload",

@@ -24,7 +24,7 @@ from tuning.workers import doctor, machine_checks, nvml
 from tuning.workers.own_workload import own_table
 
 ID_HELP = "a run's id, as `python -m tuning list` has it, last, or its folder"
-"""What is said of an argument that names a run."""
+"""Help for an argument that names a run."""
 
 
 def list_runs(arguments: Sequence[str]) -> int:

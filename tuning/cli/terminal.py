@@ -1,4 +1,4 @@
-"""What a run says: progress to stderr, the result to stdout. Values are text and never markup, whatever is in them.
+"""The terminal: progress to stderr, the result to stdout. Values are text and never markup, whatever is in them.
 
 A terminal gets a live view; a pipe, a CI log or TERM=dumb gets a short line for each event, without any escape code.
 """

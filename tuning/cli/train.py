@@ -83,7 +83,7 @@ _NUMBERS: dict[str, tuple[float, float, str, str]] = {
     "--seed": (0, 2**32 - 1, "a whole number from 0 to 4294967295", "0"),
     "--checkpoint-every": (1e-3, 86_400, "seconds, from 0.001 to 86400", "60"),
 }
-"""Of each number of the command line: the least and the most allowed, both in words, and an example."""
+"""By flag of a number: the least and the most allowed, both in words, and an example."""
 
 
 def _number(flag: str, text: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""One whole training of an exported configuration: its checkpoints, its signals, its result, and what may end it."""
+"""A whole training of an exported configuration: its checkpoints, its signals, its result, and what may end it."""
 
 from __future__ import annotations
 

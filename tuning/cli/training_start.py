@@ -1,4 +1,4 @@
-"""What `python -m tuning train` does with what was typed: folder, session, length, warnings, the training itself."""
+"""The start of `python -m tuning train`: folder, session, length, warnings, the training itself."""
 
 from __future__ import annotations
 

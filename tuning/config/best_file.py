@@ -55,7 +55,7 @@ class SpeedPart(_Part):
 
 
 class QualityPart(_Part):
-    """One objective; `interval` is the range that is expected of a new run, `method` what it rests on."""
+    """An objective; `interval` is the range that is expected of a new run, `method` what it rests on."""
 
     mean: float
     interval: list[float] | None = Field(min_length=2, max_length=2)

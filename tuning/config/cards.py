@@ -25,7 +25,7 @@ AMP_DTYPES = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Card:
-    """One accelerator, real or virtual: `memory_bytes` as the driver states them, None for no limit.
+    """An accelerator, real or virtual: `memory_bytes` as the driver states them, None for no limit.
 
     `reserve_bytes` are not ours to allocate (CUDA context, display, ECC); `capability` is CUDA's, None if it does
     not apply or is not known; `device` is the type it runs on, "auto" until the study has looked; `cores` is its share

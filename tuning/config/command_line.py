@@ -35,7 +35,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
 @dataclass(frozen=True)
 class Typed:
-    """One command line: the files it chooses, by group, and the values it gives, by dotted key; all still text."""
+    """A command line: the files it chooses, by group, and the values it gives, by dotted key; all still text."""
 
     groups: dict[str, str]
     values: dict[str, str]

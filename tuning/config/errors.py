@@ -38,7 +38,7 @@ _ALLOWED = {
 
 
 class TuningError(Exception):
-    """One clear error: what is wrong, the value, what is allowed, what to do.
+    """An error that people can act on: what is wrong, the value, what is allowed, what to do.
 
     `what` names the file or key first, and the value if there is one; `allowed` and `remedy` are one line each.
     """

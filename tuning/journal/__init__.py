@@ -1,1 +1,1 @@
-"""What happened: records on disk, their timeline, the folders of runs."""
+"""The history of a run: records on disk, their timeline, the folders of runs."""

@@ -116,9 +116,9 @@ def read_event(record: Record, at_s: float) -> Event:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
-    """What is known of a workload once it is loaded: its device, its model, its data and code.
+    """Facts of a workload once it is loaded: its device, its model, its data and code.
 
-    Of a custom loop: the knobs that it `asked` for, None for a workload that reads all; whether it sets a seed of its
+    For a custom loop: the knobs that it `asked` for, None for a workload that reads all; whether it sets a seed of its
     own; and how many epochs it was tried for without a report.
     """
 
@@ -357,7 +357,7 @@ def known_fields(of: WorkerAnswer, kind: type[WorkerAnswer | WorkloadFacts] | No
 
 @dataclass(frozen=True)
 class MeasuredRecord(Measurement, Event):
-    """What was measured of a configuration."""
+    """Measurements of a configuration."""
 
     config: Config
 

@@ -22,7 +22,7 @@ _MARK_LENGTH = len(b',"crc":"89abcdef"}')
 
 @dataclass(frozen=True)
 class Record:
-    """One line: its number from 0, its UTC time in ISO 8601, its event, and the event's own fields by name.
+    """A line: its number from 0, its UTC time in ISO 8601, its event, and the event's own fields by name.
 
     `mono` is the seconds since the journal was opened, None where a line has none.
     """

@@ -27,7 +27,7 @@ from tuning.journal.format import Record as Record
 from tuning.journal.run import History
 
 IN_ANOTHER_CONTAINER = 0
-"""Where the pid of a writer stands: it is a process of another container."""
+"""In the place of a writer's pid: it is a process of another container."""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

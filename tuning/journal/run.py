@@ -17,7 +17,7 @@ from tuning.journal.format import Record
 
 QUEUED, RUNNING, REFUSED = "queued", "running", "refused"
 Reopening = Literal["search", "pick"]
-"""What a study was given more of: trials or time to search, or another quality to pick by."""
+"""The settings that a study may be given more of: trials or time to search, or another quality to pick by."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class History:
         self.trials: dict[str, Trial] = {}
         """By id, in the order in which they are first spoken of."""
         self.windows: list[events.WindowRecord] = []
-        """Those of the last session that took any, as each counts its rounds anew."""
+        """The windows of the last session that took any, as each counts its rounds anew."""
         self.table: KnobTable = EVERY
         """The knobs of the study, with its workload's own and the kinds it measured; without a study all of ours."""
         self._clock = _Clock()

@@ -1,4 +1,4 @@
-"""Where runs are, which of them an id means, and the versions that decide what one does."""
+"""The folders of runs, the run that an id means, and the versions that decide what a run does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOURNAL, ABLATION = "trials.jsonl", "ablation.jsonl"
 LAST = "last"
 """In the place of an id, the run that began last."""
 JOURNAL_SCHEMA = 2
-"""Of the records as they are written here; a higher one is of a later version, a lower one of an earlier one."""
+"""The version of the records written here; a higher one is of a later version, a lower one of an earlier one."""
 
 
 def known_runs(runs_dir: str) -> list[Path]:

@@ -1,6 +1,6 @@
-"""Where the time of a run went, from its events alone.
+"""The time that a run spent on each activity, from its events alone.
 
-Every moment of the run is given to one activity. Where several overlap, as trials packed on one device do, measured
+Every moment of the run is given to one activity. If several overlap, as trials packed on one device do, measured
 work wins over preparation, so the parts add up to the run's time and nothing is counted twice. Moments are seconds of
 the run (`journal.run`).
 """
@@ -29,7 +29,7 @@ _PRIORITY: tuple[Activity, ...] = ("training", "probing", "confirming", "startup
 
 
 Interval = tuple[Activity, float, float]
-"""One activity, its start and its end in seconds since the run began."""
+"""An activity, its start and its end in seconds since the run began."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What is told: summary, text, HTML, figures, best.yaml."""
+"""Reports: summary, text, HTML, figures, best.yaml."""

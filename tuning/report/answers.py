@@ -37,7 +37,7 @@ class BesideToday:
 
 @dataclass(frozen=True)
 class AnswerView:
-    """One of the configurations to choose from: its name among those of `PICKS`, and what it has over the reference.
+    """A configuration to choose: its name among those of `PICKS`, and what it has over the reference.
 
     None of speed, quality or time if it was not measured of both.
     """

@@ -1,4 +1,4 @@
-"""What `python -m tuning estimate` is asked: from a configuration to memory groups, sizes and a card."""
+"""The question to `python -m tuning estimate`: from a configuration to memory groups, sizes and a card."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAPABILITY = (8, 6)
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be predicted: the workload with `knobs`, at each of `couplings`, for `micro_batches` on a card.
+    """The question: the workload with `knobs`, at each of `couplings`, for `micro_batches` on a card.
 
     `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `read` are the
     knobs the workload reads, `searched` those of several values with the ones left out, `typed` those of `couplings`

@@ -1,4 +1,4 @@
-"""What a run leaves for other programs: best.yaml and its alternatives, which train as they stand, and front.csv."""
+"""The files of a run for other programs: best.yaml and its alternatives, which train as they stand, and front.csv."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
 def status_of(summary: Summary, named: Named) -> str:
     """Returns whether the study came to its pick, and trained the configuration again on fresh seeds.
 
-    What was never trained is "probed": its speed alone is known. What is trained today, and what was only measured
-    beside the pick, is "trained" if no fresh seed tells of it.
+    A configuration that was never trained is "probed": its speed alone is known. The reference, and one that was only
+    measured beside the pick, is "trained" if no fresh seed tells of it.
     """
     reference = summary.reference
     is_pick = named.name in PICKS and not (reference and reference.name in named.labels)
@@ -170,7 +170,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
 
 
 def _beside_today(summary: Summary, named: Named) -> dict[str, Any] | None:
-    """What an answer is beside what is trained today; None of another configuration."""
+    """Returns an answer beside today's configuration; None for another configuration."""
     answer, reference = summary.answers.get(named.name), summary.reference
     if answer is None or reference is None:
         return None
@@ -226,9 +226,9 @@ def _own_version() -> str:
 
 
 def _git(ref: str) -> str | None:
-    """The commit of the checkout that has the workload's file, "-dirty" where files were changed; else None.
+    """Returns the commit of the checkout that has the workload's file, with "-dirty" if files were changed; else None.
 
-    Of a packaged workload it is that of this package, None where it is installed; of a module by its name None.
+    For a packaged workload it is that of this package, None if it is installed; for a module by its name None.
     """
     git, root = shutil.which("git"), Path(__file__).resolve().parents[2]
     if ref.endswith(".py"):

@@ -244,7 +244,7 @@ FRAMEWORKS: Mapping[str, Callable[[_Told], dict[str, dict[str, Any]]]] = {
     "deepspeed": _deepspeed,
     "json": _json,
 }
-"""What each framework is told, by its name; every knob that is not told is listed, whatever is added to the table."""
+"""Exports by the framework's name; every knob that one leaves out is listed, whatever is added to the table."""
 
 
 def exported(best: Best, framework: str, place: Place | None = None, table: KnobTable = EVERY) -> Exported:

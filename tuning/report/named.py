@@ -32,7 +32,7 @@ SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recal
 
 @dataclass(frozen=True)
 class Named:
-    """One configuration that is spoken of by name: those of `PICKS`, and before, after and the like.
+    """A configuration that has a name: those of `PICKS`, and before, after and the like.
 
     `trained` is over the confirm stage's whole trainings, without any its own of the search where no probe has its
     speed; `throughput` is over windows, in which configurations took turns; each is None where there are none.
@@ -55,7 +55,7 @@ class Named:
     samples: int | None = None
     """After which its qualities were measured, where trainings ended by themselves: the mean of them."""
     active: Facts = field(default_factory=dict)
-    """What its first optimiser step was seen to run (`trainables.witness`); `search.runtime_check.compare` reads it."""
+    """Its first optimiser step as it was seen (`trainables.witness`); `search.runtime_check.compare` reads it."""
     verdict: Verdict | None = None
     card: str = ""
     """How the card was doing meanwhile (`bottleneck.card_words`)."""
@@ -261,8 +261,8 @@ def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) ->
     """Returns gains of the best over those given, and of all others over the reference.
 
     They are from the rounds in which both were measured; without any from trainings on the same seeds, else from speeds
-    of one kind, or as known. Of a configuration over itself it is 1, or over one that differs in `RATE` alone: that two
-    measurements of it differ is noise.
+    of one kind, or as known. A configuration over itself, or over one that differs in `RATE` alone, has 1: if two
+    measurements of it differ, that is noise.
     """
     table, found, others = confirming.run.table, [], [name for name in named if name not in ("best", reference)]
     pairs = [*(("best", name) for name in named if name not in PICKS), *((name, reference) for name in others)]

@@ -115,7 +115,7 @@ def to_quality(summary: Summary) -> Figure | None:
 def memory(summary: Summary) -> Figure | None:
     """Returns the peak of every probe and trial against its micro-batch, a line for each memory group; else None.
 
-    What ran out of memory and what was refused are crosses, the latter where they were predicted.
+    Configurations that ran out of memory or were refused are crosses, the latter at their predicted peak.
     """
     seen = [v for v in (*summary.probes, *summary.trials, *summary.refused) if v.peak_allocated_bytes and v.config]
     placed = [(*need, v) for v in seen if (need := _need(v, summary.table)) is not None]

@@ -48,7 +48,7 @@ SEARCHED = (
     "Trials, each with the speed that the search went by: mostly a short timing before it, and not measured in turns."
 )
 OTHERS_FRAC = 0.1
-"""Of a probe's cores, what other programs may take: 0.00 to 0.03 on two quiet ones, 0.32 to 0.44 beside one program."""
+"""The share of a probe's cores that others may take: 0.00 to 0.03 on two quiet ones, 0.32 to 0.44 beside one."""
 FAILURES = 3
 """So many reasons of failures are told."""
 SETTINGS = 4

@@ -1,4 +1,4 @@
-"""What a run found, as one value computed from its records: terminal, report and export print it and compute nothing.
+"""The findings of a run, one value computed from its records: terminal, report and export print it and compute nothing.
 
 Pure, so a run that is still going, was cut off or was recorded long ago is summed up by the same code.
 """
@@ -68,12 +68,12 @@ class Summary:
     trial_counts: Mapping[str, int]
     probe_counts: Mapping[str, int]
     curves: Mapping[str, tuple[tuple[int, float], ...]]
-    """Of each trial: (samples seen, value of the first objective), at its rungs and its end."""
+    """By trial: (samples seen, value of the first objective), at its rungs and its end."""
     refused: tuple[TrialView, ...]
-    """What was not launched, with the peak that was predicted for it."""
+    """Configurations that were not launched, each with its predicted peak."""
     named: Mapping[str, Named]
     answers: Mapping[str, AnswerView]
-    """What there is to choose from, the pick first, by the names of `PICKS`."""
+    """The answers to choose from, the pick first, by the names of `PICKS`."""
     confirmed: tuple[Named, ...]
     """The trials that were trained again on fresh seeds, the fastest first."""
     gains: tuple[Gain, ...]
@@ -82,7 +82,7 @@ class Summary:
     times: Times
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
-    """Those of the notes that say that something is likely wrong."""
+    """Notes that say that something is likely wrong."""
     stop_reason: str
     is_finished: bool
     """Nothing more is measured: the run has come to its export."""
@@ -93,7 +93,7 @@ class Summary:
     nodes: tuple[events.NodeRecord, ...] = ()
     """The nodes of a cluster as they were checked, in each session anew."""
     reference_name: str = ""
-    """Of what is trained today, as the pick or the search's first trial says; "" if neither does."""
+    """The name of the reference, by the pick or the search's first trial; "" if neither has it."""
     provisional: bool = False
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
     sets_its_seed: bool = False
@@ -108,7 +108,7 @@ class Summary:
 
     @property
     def reference(self) -> Named | None:
-        """What gains are measured against: the trained reference, else `before`, else the plain defaults."""
+        """Returns the baseline of gains: the trained reference, else `before`, else the plain defaults."""
         return _reference(self.named, self.reference_name)
 
     @property

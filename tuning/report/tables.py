@@ -40,8 +40,8 @@ class Grid:
 def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     """Returns today's configuration, what there is to choose from instead, and others named by hand, side by side.
 
-    None if there is nothing to compare. A column that no row has anything for is left out. What is not `brief` has also
-    what else was trained again, every objective, intervals, memory, and what holds each back.
+    None if there is nothing to compare. A column that is empty in all rows is left out. If it is not `brief`, it also
+    has what else was trained again, every objective, intervals, memory, and what holds each back.
     """
     reference = found.reference
     chosen = [found.named[name] for name in found.answers if name != "best" or not keeps_today(found)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tuning.journal.events import ConfirmedRecord
 
 Curve = tuple[tuple[float, float], ...]
-"""Of one training: (seconds of training, quality) at each evaluation, in the order of time."""
+"""A training: (seconds of training, quality) at each evaluation, in the order of time."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ SPEED, MEASURED = "samples_per_s", "measured_samples_per_s"
 
 @dataclass(frozen=True)
 class TrialView:
-    """One trial that ended, or one probe (`trial` is then its name, if any); values are None if there is none."""
+    """A trial that ended, or a probe (`trial` is then its name, if any); values are None if there is none."""
 
     trial: str
     outcome: str

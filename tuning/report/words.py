@@ -1,4 +1,4 @@
-"""What happened, in words: the one description that the log, the live view, the tables and the page share."""
+"""Events in words: the one description that the log, the live view, the tables and the page share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuning.report.format import fit, plain, plural, rate, size, unlike
 from tuning.report.trial_views import TrialView, view
 
 MESSAGE_COLUMNS = 160
-"""Of what an error says, so much stands in the line of a trial."""
+"""The columns of an error's message in the line of a trial."""
 _OUTCOMES = {
     "host_oom": "host oom",
     "shm": "out of shared memory",

@@ -1,4 +1,4 @@
-"""What a study plans to spend of its time, by what is known so far: its limits and the time left are read from it."""
+"""The plan of a study's time, by what is known so far: its limits and the time left are read from it."""
 
 from __future__ import annotations
 

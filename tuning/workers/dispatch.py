@@ -123,9 +123,9 @@ class Dispatcher:
         self._scheduler.ended(trial, found)
 
     def node_lost(self, placed: Placed, node: str, how: str = "was lost", found: TrialState | None = None) -> None:
-        """Takes that a trial's node trains no more: it runs once more on another; its own second try is left to it.
+        """Queues a trial of a lost node once more, for another node; its own retry is left to it.
 
-        What became of its process is told first, where its last state, `found`, has come.
+        Decisions about its process are written first, if its last state, `found`, has come.
         """
         trial = placed.request.trial
         if found is not None:

@@ -1,4 +1,4 @@
-"""What a custom loop says of itself when it is tried for a few steps: its data, its model, what it asks for."""
+"""A custom loop's description of itself, by a few steps: its data, its model, what it asks for."""
 
 from __future__ import annotations
 

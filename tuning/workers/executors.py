@@ -1,4 +1,4 @@
-"""Who runs a study's trials: the worker that probed where one runs at a time, else Ray Tune over a worker a slot."""
+"""The executor of trials: the worker that probed if one runs at a time, else Ray Tune over a worker a slot."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def executor(
     users: JoinedCluster | None = None,
     told: ToldNode | None = None,
 ) -> Iterator[LocalExecutor | RayExecutor]:
-    """Yields who runs trials by this plan: Ray Tune where there are several slots, or its dashboard is to show them.
+    """Yields the executor of a plan: Ray Tune if there are several slots or its dashboard is asked for.
 
-    Else the worker that probed goes on: it has loaded everything, and nothing else need start. Under Ray Tune it is
+    If not, the worker that probed continues: it has loaded everything, and nothing else need start. Under Ray Tune it is
     ended, for its memory is theirs. With the dashboard Ray runs already; with a cluster of the user's it is theirs, and
     `told` hears of each node that joins it.
     """

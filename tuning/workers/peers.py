@@ -18,7 +18,7 @@ from tuning.workers.worker import Worker
 from tuning.workers.worker_config import Following, RankEnd, WorkerConfig
 
 GROUP_ENDS_S = 20.0
-"""What a process may take to leave a training that is over; then it is ended, and another one started for the next."""
+"""The seconds that a process may take to leave a training that is over; then another one takes its place."""
 POLL_S = 0.02
 _EVER_S = 1e5
 """They wait for this process, which is itself watched."""
@@ -87,9 +87,9 @@ class Peers:
             self._group.abort()
 
     def left(self, end: End) -> RankEnd | None:
-        """Sees to it that a training is over in every process; returns what the first one that failed said, else None.
+        """Ends a training in every process; returns what the first one that failed said, else None.
 
-        What waits for one that has failed can only be ended; another process is started in its place.
+        A process that waits for one that has failed can only be ended; another process is started in its place.
         """
         until = time.monotonic() + (0.0 if end == "broken" else GROUP_ENDS_S)
         while any(t.is_alive() for t in self._threads.values()) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""What runs inside Ray's processes: the Trainable of search trials. Imports no torch: its worker is a child process."""
+"""The inside of Ray's processes: the Trainable of search trials. Imports no torch: its worker is a child process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> Description:
 
 
 class TrialActor(tune.Trainable):
-    """One search trial at a time; every `step` goes to the next rung or pause. An actor lives through all of its slot.
+    """Runs a search trial at a time; every `step` goes to the next rung or pause. It lives as long as its slot.
 
     The config holds `worker`, a `WorkerConfig`, and `order`, a `TrialOrder`; `node` is that of a user's cluster, "" in
     a Ray of our own. `placed` in it is for Tune's driver (`ray_tune`). The worker ends with the actor.

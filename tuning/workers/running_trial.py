@@ -1,6 +1,6 @@
 """A trial inside the warm process: it tells of each rung, begins again with less memory where that can help, and ends.
 
-What happens in it is not raised: how it ended is the `outcome` of what is returned (docs/design.md section 5).
+Its errors are not raised: the `outcome` of its last state says how it ended (docs/design.md section 5).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Attempt:
         self._session = session
         self._limited = session.memory.backstop(cap_bytes)
         self.fault = oom.UNKNOWN
-        """What the block failed of, if it did."""
+        """The fault of the block, if it failed."""
         self.failure: Facts = {}
         """The fields of a `WorkerAnswer` that say how it failed; none if it did not."""
         self.is_poisoned = False

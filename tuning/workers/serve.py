@@ -1,4 +1,4 @@
-"""What runs in a worker's process: a session that answers whoever started it, until they are gone.
+"""The main program of a worker's process: a session that answers whoever started it, until they are gone.
 
 `Worker` starts it; FD is the socket of requests and answers:
 

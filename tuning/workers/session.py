@@ -1,4 +1,4 @@
-"""One warm process's work, as plain values: measure a footprint, probe, begin a trial. No Ray here."""
+"""The work of a warm process: measure a footprint, probe, begin a trial. No Ray here."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from tuning.workers.worker_config import (
 RELOAD_S = 1.0
 """A data set that loads in less is loaded again, to see that it is the same each time."""
 CACHE_FRAC = 0.7
-"""Of the free RAM, what `ram_cache` may fill."""
+"""The share of the free RAM that `ram_cache` may fill."""
 LOADER_S, LOADER_FRAC = 120.0, 0.75
 """How long a loader's process may be silent, at most that share of `hang_s`: before its parent is taken for hung."""
 PROBE_WINDOW_S = 0.4
@@ -89,7 +89,7 @@ class Session:
 
     @property
     def contract(self) -> Resident:
-        """What is loaded of a workload that keeps the contract; raises WorkloadError for a loop of its own."""
+        """Returns the loaded workload of the contract; raises WorkloadError for a custom loop."""
         if isinstance(self.resident, OwnResident):
             said = "has a loop of its own, which shows no data and no model"
             raise workload.WorkloadError(f"{self.setting.workload} {said}")
@@ -141,7 +141,7 @@ class Session:
         """Returns the objectives before any step if the workload's hooks do what the loop asks of them; raises what is
         wrong.
 
-        There are none of a custom loop, which `describe` has tried whole. What the machine lacks, such as memory, is
+        There are none of a custom loop, which `describe` has tried whole. A lack of memory is
         left to the measurements, which know what to do about it.
         """
         config = self.config(knobs)
@@ -382,7 +382,7 @@ class Session:
     def settled(self, cap_bytes: int | None) -> Settled:
         """Returns what the process holds now that a trial is over, and as `retire` why it should run no other.
 
-        What belongs to the process is its model; the rest has to be gone, after a collection at the latest.
+        Only the model belongs to the process; the rest has to be gone, after a collection at the latest.
         """
         precision.forget_graphs()  # whose pools are no bytes of the next trial
         own = self._clear()

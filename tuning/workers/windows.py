@@ -24,9 +24,9 @@ class WindowReader:
     """Hears a run without milestones, and passes on its windows, the first `dropped` left out; each is read as it
     closes. `take` returns whether they are enough.
 
-    Those left out add to `starts_s`, which is what the beginning of a pass takes, as those read do.
+    Windows that are left out add to `starts_s`, which is what the beginning of a pass takes, as those read do.
 
-    One in which a graph was compiled is left out, too: their own code may compile some, at a new shape even late. So is
+    A window in which a graph was compiled is left out: user code may compile some, even late at a new shape. So is
     one that has shown that freed memory is to be kept: those after it are faster.
     """
 
@@ -56,7 +56,7 @@ def speed(windows: Sequence[Window], starts_s: Sequence[float] = (), pass_sample
     """Returns samples a second over all windows, what a micro-step and an optimiser step take, and sums over the
     windows: seconds of each span and of all, micro-steps and optimiser steps.
 
-    Where the samples of a pass are given, each window has its share of what the beginning of a pass takes (`pass_s`, by
+    If the samples of a pass are given, each window has its share of what the beginning of a pass takes (`pass_s`, by
     `starts_s`), whether one fell into it or not.
     """
     names = (*(f"{span}_s" for span in (*SPANS, *LOADING)), "wall_s", "micro_steps", "steps")
@@ -88,7 +88,7 @@ class Planned(NamedTuple):
 class Works:
     """The work in each micro-step of a run: the positions of its padded batch, 1 where samples have no length.
 
-    Where rows are packed there is no padding, and it is the sum of their lengths.
+    If rows are packed there is no padding, and it is the sum of their lengths.
     """
 
     varies = False
@@ -99,7 +99,7 @@ class Works:
         self.samples, self._lengths = pass_samples_of(state), state.resident.lengths(state.config, "train")
         self._epoch = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.mean = statistics.fmean(one.work for one in self._epoch(0) if one.whole)
-        """That of a micro-batch, over the whole batches of the first epoch."""
+        """The mean work of a micro-batch, over the whole batches of the first epoch."""
 
     def before(self, count: int) -> list[Planned]:
         """Returns the last `count` micro-steps of the run, which stands between two batches."""

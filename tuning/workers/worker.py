@@ -63,7 +63,7 @@ COUNTED_AFTER_S = 8.0
 Reading it scans all processes of the machine: 8 ms with about 100 of them, under the profiler.
 """
 LAST_S = 5.0
-"""What an answer may take after the deadline: `search.max_time` is passed by little more."""
+"""The seconds that an answer may take after the deadline: `search.max_time` is passed by little more."""
 _ENDED_S = 10.0
 """How long a killed process is waited for; one that a driver holds cannot be killed, and is left behind."""
 _LIBRARY = f"{os.sep}lib{os.sep}python"
@@ -75,7 +75,7 @@ AnswerT = TypeVar("AnswerT", bound=WorkerAnswer)
 
 @dataclass(frozen=True)
 class Asked:
-    """What a process is at: the method it was asked for, "load" while it begins, "" for none; and the knobs."""
+    """The present work of a process: its method, "load" while it begins, "" for none; and the knobs."""
 
     method: str = ""
     knobs: Mapping[str, Scalar] = field(default_factory=dict)
@@ -209,7 +209,7 @@ class Worker:
         """Yields the states of a trial, at its rungs and every few seconds, the last of them `done`.
 
         Closing the generator, which is to be done in any case, ends the trial. A process lost is an outcome, and so is
-        one that cannot load the workload. What happened to it since the trial began is in `decisions` of every state.
+        one that cannot load the workload. `decisions` say what happened to the process since then.
         """
         decisions = [(event, f"{reason}; the trial runs in a new process") for event, reason in self._left]
         self._left, self._retired = [], ""
@@ -422,7 +422,7 @@ class Worker:
     def _spent_s(self) -> float:
         """Returns the processor seconds that the process and its loader's have used, 0 where it is gone.
 
-        Those that have ended are counted in their parent's times.
+        Loader processes that have ended are counted in their parent's times.
         """
         if self._process is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""What a worker's process is told, and what it answers. No torch: the study that says it has no use for it."""
+"""The orders to a worker's process, and its answers. No torch: the study that says it has no use for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainables.plan import Plan
 from tuning.journal.events import Facts, WorkerAnswer, WorkloadFacts
 
 Shrink = Literal["", "loader", "all"]
-"""What a trial that ran out of memory may change to begin again: nothing, the loader's knobs, the micro-batch too.
+"""The changes with which a trial that ran out of memory may begin again: nothing, the loader's, the micro-batch too.
 
 A RAM cache that does not fit is left out with any of them: the first slots may have taken the room of the others.
 """
@@ -79,9 +79,9 @@ class Following:
 
 @dataclass(frozen=True, kw_only=True)
 class Description(WorkerAnswer, WorkloadFacts):
-    """What only a process with torch can tell of device and workload.
+    """Facts of device and workload that only a process with torch can tell.
 
-    Of a custom loop, which was tried for a few steps: `seen` are the sizes of its batches; it `averages` if its
+    For a custom loop, which was tried for a few steps: `seen` are the sizes of its batches; it `averages` if its
     gradients may be averaged over processes; `untrained` is what it reported if nothing was learned by then. `torch` is
     the version and `room_bytes` the free memory of a node.
     """
@@ -113,7 +113,7 @@ class ChangedKnobs(WorkerAnswer):
 
 @dataclass(frozen=True)
 class Settled:
-    """What a process holds once a training is over: `own_bytes` of the model, `held_bytes` in all.
+    """The memory of a process once a training is over: `own_bytes` of the model, `held_bytes` in all.
 
     `retire` says why it should run nothing else, "" if it may.
     """
