@@ -202,15 +202,15 @@ MOST_LINES = {
     "tuning/journal/*.py": 1_440,
     "tuning/memory/*.py": 3_170,
     "tuning/report/*.py": 3_190,
-    "tuning/search/*.py": 3_530,
+    "tuning/search/*.py": 3_540,
     "tuning/stats/*.py": 170,
     "tuning/study/*.py": 1_430,
-    "tuning/workers/*.py": 4_820,
+    "tuning/workers/*.py": 4_840,
     "trainables/*.py": 11_220,
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 770,
     "tests/trainables/*.py": 7_740,
-    "tests/tuning/*.py": 15_280,
+    "tests/tuning/*.py": 15_320,
 }
 
 
