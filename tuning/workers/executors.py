@@ -115,7 +115,7 @@ def executor(
 ) -> Iterator[LocalExecutor | RayExecutor]:
     """Yields the executor of a plan: Ray Tune if there are several slots or its dashboard is on.
 
-    If not, the worker that probed continues: it has loaded everything, and nothing else need start. Under Ray Tune it is
+    If not, the worker that probed continues: all is loaded, and nothing else need start. Under Ray Tune it is
     ended, for its memory is theirs. With the dashboard Ray runs already; with a cluster of the user's it is theirs, and
     `told` hears of each node that joins it.
     """
