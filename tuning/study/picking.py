@@ -230,7 +230,7 @@ def nothing_usable(run: History, folder: Path, limits: Limits, max_time_s: float
 
     If no trial began, it says why proposals were refused or probes failed; else search.max_time was over before.
     """
-    trained = [(end.outcome, end.message) for end in run.searched if end.outcome != Outcome.REFUSED]
+    trained = [(end.outcome, end.message) for end in run.ended if end.outcome != Outcome.REFUSED]
     refused = [(str(Outcome.REFUSED), refusal.reason) for refusal in run.refused]
     probes = [(probe.outcome, probe.message) for probe in run.probes]
     said = f"no trial of the search reached its end in {folder}"
