@@ -109,10 +109,10 @@ def begun_again(
 ) -> OomRecord | RestartRecord:
     """Writes with which knobs a trial failed before it began again; teaches the guard if it ran out of memory."""
     why = {n: getattr(failed, n) for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes")}
-    kind = OomRecord if is_oom else RestartRecord
-    record = journal.append(kind, trial=trial, config=dict(failed.knobs), **why)
-    if is_oom:
-        learn(guard, record)
+    if not is_oom:
+        return journal.append(RestartRecord, trial=trial, config=dict(failed.knobs), **why)
+    record = journal.append(OomRecord, trial=trial, config=dict(failed.knobs), **why)
+    learn(guard, record)
     return record
 
 
