@@ -17,8 +17,9 @@ from pathlib import Path
 from trainables.knobs import Scalar
 from tuning.cli.runs import with_id
 from tuning.cli.terminal import console, line, show
+from tuning.config.choices import PLAIN
 from tuning.config.errors import ConfigError, NoUsableTrial
-from tuning.config.schema import PLAIN, ConfirmSection
+from tuning.config.schema import ConfirmSection
 from tuning.config.shareable import is_masked
 from tuning.journal.events import AblationRecord, Event
 from tuning.journal.records import Journal, read, writer_of

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
 from tuning.cli import eta
+from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.resolve import measured_beside
-from tuning.config.schema import BEFORE, PLAIN, StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.journal.events import Config, MeasuredRecord
 from tuning.journal.run import History, Trial
 from tuning.report import summary

@@ -14,9 +14,10 @@ from trainables.knobs import LOOP, KnobTable, Scalar
 from trainables.near_names import nearest
 from tuning.config import yaml_files
 from tuning.config.cards import Card, honoured, restrict
+from tuning.config.choices import AFTER, BEFORE, PLAIN
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import COMMAND_LINE, SCALARS, check_options, check_whole, drop_idle, parse_named, parse_space
-from tuning.config.schema import AFTER, BEFORE, PLAIN, StudyConfig, card_as_raw
+from tuning.config.schema import StudyConfig, card_as_raw
 from tuning.config.space import Range, Space, largest, shown, values_of
 
 COMPILED_S, COMPILED_PROBES_S = 900.0, 120.0

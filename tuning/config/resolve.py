@@ -15,8 +15,9 @@ from typing import Any
 
 from trainables.knobs import KnobTable, Scalar
 from tuning.config import atomic, yaml_files
+from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.errors import ConfigError, PreflightError, TuningError
-from tuning.config.schema import BEFORE, PLAIN, CardSection, StudyConfig, card_as_raw, validated
+from tuning.config.schema import CardSection, StudyConfig, card_as_raw, validated
 from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
 

@@ -24,12 +24,6 @@ _DURATION = re.compile(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _DEVICE = re.compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z/-]*")
 _DAY_S = 86_400.0
-BEFORE, AFTER, PLAIN = "before", "after", "plain defaults"
-"""Names of configurations: what the user trains today; what was tuned by hand for a card; PyTorch's defaults.
-
-Gains are over `before`, or over the plain defaults if it is not given. A device without CUDA leaves out `after` of a
-packaged workload, unless it was typed: there half of its knobs do nothing, and its sizes are outside of the space.
-"""
 PLANNED_TRIALS = 12
 """Whole trainings that a search of as many trials as the time allows is planned for.
 

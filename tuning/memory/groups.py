@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainables.knobs import LOOP, KnobTable, Scalar
-from tuning.config.schema import PLAIN
+from tuning.config.choices import PLAIN
 from tuning.config.space import Choice, Range, Space
 from tuning.journal import events
 from tuning.journal.records import Journal

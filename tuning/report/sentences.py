@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuning.config.cards import HERE, lacking
-from tuning.config.choices import available
+from tuning.config.choices import BEFORE, PLAIN, available
 from tuning.config.lenient import finite
-from tuning.config.schema import BEFORE, PLAIN, StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.config.shareable import shareable
 from tuning.journal.events import NodeRecord, ProbeRecord
 from tuning.memory.oom import Outcome

@@ -12,8 +12,8 @@ from typing import Any
 
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
+from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.lenient import mapping, whole
-from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import events, timeline
 from tuning.journal.format import Record
 from tuning.journal.run import History

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainables.knobs import Scalar
-from tuning.config.choices import PrunerName, SamplerName
-from tuning.config.schema import PLAIN
+from tuning.config.choices import PLAIN, PrunerName, SamplerName
 from tuning.config.space import Space
 from tuning.journal import events
 from tuning.journal.records import Journal

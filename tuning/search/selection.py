@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainables.knobs import KnobTable, Scalar
-from tuning.config.choices import available
+from tuning.config.choices import BEFORE, available
 from tuning.config.lenient import finite, mapping
-from tuning.config.schema import BEFORE
 from tuning.config.space import Space
 from tuning.journal.events import ProbeRecord, TrialRecord
 from tuning.journal.run import History

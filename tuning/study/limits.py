@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainables.knobs import Scalar
+from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.resolve import COMMAND_LINE
-from tuning.config.schema import BEFORE, PLAIN, PLANNED_TRIALS, StudyConfig
+from tuning.config.schema import PLANNED_TRIALS, StudyConfig
 from tuning.journal.events import StudyRecord
 from tuning.journal.records import Journal
 from tuning.memory import groups

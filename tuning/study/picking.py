@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import cast
 
 from trainables.knobs import Scalar
+from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.errors import NoUsableTrial
 from tuning.config.resolve import COMMAND_LINE
-from tuning.config.schema import BEFORE, PLAIN, StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.config.space import Space
 from tuning.journal.events import Event, PickRecord
 from tuning.journal.records import Journal

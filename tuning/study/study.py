@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, cast
 
 from trainables.knobs import KnobTable, Scalar
 from tuning.cli.terminal import Terminal
+from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.complete import fit_to_workload
 from tuning.config.environment import require_one_process
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
 from tuning.config.resolve import measured_beside, resolved, write_resolved
-from tuning.config.schema import BEFORE, PLAIN, StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.journal import events
 from tuning.journal.records import Journal, read
 from tuning.journal.run import History

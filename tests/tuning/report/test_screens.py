@@ -12,7 +12,7 @@ from tests.tuning.snapshots import check, text_of
 from trainables import Knob
 from trainables.knobs import KnobTable
 from tuning.cli.terminal import Terminal
-from tuning.config.schema import PLAIN
+from tuning.config.choices import PLAIN
 from tuning.journal.records import Record
 from tuning.journal.run import History
 from tuning.report import report, sentences, summary, tables
