@@ -177,7 +177,7 @@ LOST = [ended(trial, "crash", {}, message="it is gone") for trial in ("t000", "t
             [REFUSED, ended("t000", "cut", {}, message="search.max_time was over")],
             *([], "", "search.max_time=10m"),
         ),
-        ([("probe", PROBED), BEGUN, *LOST], [], "; 1 of them: crash: it is gone", "mend what it names, and go on"),
+        ([("probe", PROBED), BEGUN, *LOST], [], "; 2 of them: crash: it is gone", "mend what it names, and go on"),
     ],
 )
 def test_study_without_a_pick_says_why_and_what_helps(
