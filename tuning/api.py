@@ -169,7 +169,7 @@ class Result:
 
 @dataclass(frozen=True)
 class LoadedBest(best_file.Best):
-    """A configuration read from a best.yaml, with all that a program of one's own needs of it."""
+    """A configuration read from a best.yaml, with all that a program needs to train it."""
 
     @functools.cached_property
     def workload(self) -> contract.Workload | contract.OwnLoop:

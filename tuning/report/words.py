@@ -50,8 +50,8 @@ def event(
 ) -> tuple[str, str] | None:
     """Returns label and text of what happened, None for what is not told.
 
-    Knobs are those unlike in `reference`, such as the best so far, or empty for the defaults. Of the values that were
-    measured it shows the objective's, if there is one of this name. `count` says how many of its kind are done, "3/12".
+    Knobs are those unlike in `reference`, such as the best so far, or empty for the defaults. It shows the
+    objective's value if there is one of this name, else all values. `count` says how many of its kind are done, "3/12".
     """
     label = made.event
     match made:

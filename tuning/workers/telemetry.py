@@ -51,7 +51,7 @@ class TelemetryReader:
         self.skip()
 
     def skip(self) -> None:
-        """Starts an interval here: what happened since the last reading is nobody's."""
+        """Starts an interval here; the time since the last reading counts for no interval."""
         self._opened, self._counters = time.perf_counter(), self._count()
 
     def read(self) -> None:
