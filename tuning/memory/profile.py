@@ -61,8 +61,8 @@ class MemoryProfile:
     def from_measured(cls, floor_bytes: int, measured: Sequence[tuple[int, int]], spare: float = 1.0) -> MemoryProfile:
         """Returns the profile through measured (micro-batch, peak bytes) pairs.
 
-        `spare` is what a card must hold as a multiple of the peak. If there is one pair, there is
-        no slope: all above the floor then counts as the samples', too much for larger micro-batches rather than too little.
+        `spare` is what a card must hold as a multiple of the peak. A single pair gives no slope: all above the floor
+        then counts as the samples', which is too much for larger micro-batches rather than too little.
         """
         points = [Point(m, b, round(b * spare)) for m, b in measured]
         return cls(floor_bytes, tuple(points))
