@@ -338,3 +338,24 @@ def test_an_epoch_has_the_samples_that_an_own_sampler_draws(tmp_path: Path) -> N
     own = "DataLoader(TRAIN, sampler=torch.utils.data.SubsetRandomSampler(range(100)), **run.loader())"
     session = session_of("accelerate", tmp_path, ("DataLoader(TRAIN, shuffle=True, **run.loader())", own))
     assert session.describe(knobs_of("accelerate")).train_samples == 100
+
+
+STREAM = """class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return (TOKENS[index] for index in range(len(TOKENS)))
+
+
+TOKENS, TRAIN, VAL = Tokens(256, 1), Stream(), Tokens(64, 2)"""
+
+
+def test_a_trainer_takes_a_stream_and_arguments_of_another_class(tmp_path: Path) -> None:
+    changes = (
+        ("TRAIN, VAL = Tokens(256, 1), Tokens(64, 2)", STREAM),
+        ("BertForTokenClassification, Trainer", "BertForTokenClassification, Seq2SeqTrainingArguments, Trainer"),
+    )
+    said = "training_arguments(run, TRAIN, pass_samples=256, cls=Seq2SeqTrainingArguments, "
+    session = session_of("trainer", tmp_path, *changes, ("training_arguments(run, TRAIN, ", said))
+    found = session.train(knobs_of("trainer"), Plan(512, (512,)), 0)
+    assert (found.outcome, found.samples) == ("ok", 512), found.message
+    unsaid = session_of("trainer", tmp_path, *changes).train(knobs_of("trainer"), Plan(64, (64,)), 0)
+    assert "pass_samples=N" in unsaid.message
