@@ -209,7 +209,7 @@ MOST_LINES = {
     "trainables/*.py": 11_220,
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 760,
-    "tests/trainables/*.py": 7_760,
+    "tests/trainables/*.py": 7_750,
     "tests/tuning/*.py": 15_320,
 }
 

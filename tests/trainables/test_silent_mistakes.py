@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,6 @@ def test_several_steps_within_a_batch_are_allowed(script: Any) -> None:
 
 EPOCHS = """
 class Shifted(torch.utils.data.Dataset):
-    shift = 0.0
     def __init__(self):
         self.epoch = 0
     def __len__(self):
@@ -129,10 +129,7 @@ def train(run):
 def test_data_set_that_changes_is_not_copied(script: Any, later: str, knobs: dict[str, Any], why: str) -> None:
     workload = script(EPOCHS.replace("LATER", later))
     asked = {"num_workers": 1, "micro_batch_size": 16, **knobs}
-    if why:
-        with pytest.raises(LoopError, match=why):
-            events(workload, PLAN, **asked)
-    else:
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
         events(workload, PLAN, **asked)
 
 
@@ -212,7 +209,7 @@ KEPT = """
 NET = nn.Linear(4, 1)
 
 def train(run):
-    torch.set_default_dtype(DTYPE)
+    FIRST
     net = NET if KEEPS else nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
     run.prepare(net, optimizer)
@@ -225,25 +222,16 @@ def train(run):
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
-    state = prepared(script(KEPT.replace("KEEPS", str(keeps)).replace("DTYPE", "torch.float32")), PLAN)
+    state = prepared(script(KEPT.replace("KEEPS", str(keeps)).replace("FIRST", "")), PLAN)
     own_loop.train(state)
     again = state.config.with_knobs(learning_rate=0.05)
-    if keeps:
-        with pytest.raises(LoopError, match="module level"):
-            own_loop.train(own_loop.prepare(state.resident, again, PLAN))
-    else:
+    with pytest.raises(LoopError, match="module level") if keeps else nullcontext():
         own_loop.train(own_loop.prepare(state.resident, again, PLAN))
 
 
 def test_default_dtype_of_a_training_is_not_left_to_the_next(script: Any) -> None:
-    body = KEPT.replace("KEEPS", "False").replace("DTYPE", "DTYPES.pop()")
-    state = prepared(
-        script(
-            "DTYPES = [torch.get_default_dtype, torch.float64]\n"
-            + body.replace(".pop()", ".pop() if DTYPES[1:] else DTYPES[0]()")
-        ),
-        PLAN,
-    )
+    once = "SEEN or torch.set_default_dtype(torch.float64); SEEN.append(0)"
+    state = prepared(script(KEPT.replace("KEEPS", "False").replace("FIRST", once)), PLAN)
     with pytest.raises(RuntimeError):  # float64 weights and float32 data
         own_loop.train(state)
     own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
