@@ -61,12 +61,16 @@ class FirstWeights:
 
 
 def settings_of(dataset: Any) -> dict[str, object]:
-    """Returns the attributes of a data set, and of those it wraps, such that an assignment to one is seen."""
+    """Returns the attributes of a data set, and of those it wraps, such that an assignment to one is seen.
+
+    An attribute that is None is left out: a handle or a length may be filled in at its first use.
+    """
     found: dict[str, object] = {}
     depth = ""
     while hasattr(dataset, "__dict__") and len(depth) < 8:
         own: Mapping[str, Any] = vars(dataset)
-        found |= {depth + name: value if isinstance(value, _SIMPLE) else id(value) for name, value in own.items()}
+        there = {depth + name: value for name, value in own.items() if value is not None}
+        found |= {name: value if isinstance(value, _SIMPLE) else id(value) for name, value in there.items()}
         dataset, depth = own.get("dataset"), depth + "."
     return found
 
