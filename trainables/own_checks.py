@@ -65,13 +65,11 @@ def settings_of(dataset: Any) -> dict[str, object]:
 
     An attribute that is None is left out: a handle or a length may be filled in at its first use.
     """
-    found: dict[str, object] = {}
-    depth = ""
+    found, depth = dict[str, object](), ""
     while hasattr(dataset, "__dict__") and len(depth) < 8:
-        own: Mapping[str, Any] = vars(dataset)
-        there = {depth + name: value for name, value in own.items() if value is not None}
+        there = {depth + name: value for name, value in vars(dataset).items() if value is not None}
         found |= {name: value if isinstance(value, _SIMPLE) else id(value) for name, value in there.items()}
-        dataset, depth = own.get("dataset"), depth + "."
+        dataset, depth = vars(dataset).get("dataset"), depth + "."
     return found
 
 
