@@ -49,7 +49,7 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     rows_of = [found.named[name] for name in shown] + ([] if brief else list(found.others_trained_again()))
     objectives = [found.objective] if brief else [*found.objectives]
     today = f" over {reference.name}" if reference else ""
-    until = f"reaches {reference.name}'s {found.objective} in" if reference else ""
+    until = f"reaches {found.objective} of {reference.name} in" if reference else ""
     head = ["", "samples/s", f"speed{today}", *objectives, f"{found.objective}{today}", until]
     head += [] if brief else ["peak", "bound by", "card"]
     rows = [_answer(found, one, objectives, brief=brief) for one in rows_of]
