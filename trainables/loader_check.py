@@ -6,8 +6,11 @@ were wrong in a record file with two workers, and the training seemed 2.6 times 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import multiprocessing
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,9 +22,8 @@ from trainables.batches import FORKS, length_of, tensors_of
 
 MOST_SAMPLES, READ_S = 4096, 0.5
 """Samples that are compared, fewer if reading them takes longer than so many seconds."""
-MOST_TIMES = 20
-"""Loader processes read quick samples as often: they disturb each other only while both read, and 64 short reads were
-over before the second process had started."""
+MOST_TIMES = 100
+"""Loader processes read quick samples as often: they disturb each other only while both read."""
 CHUNK = 16
 HANG_S = 10
 """Seconds after which a loader process that gives no sample is given up: a probe will tell."""
@@ -57,7 +59,7 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
             batch_sampler=chunks * times,
             collate_fn=_digests,
             num_workers=workers,
-            worker_init_fn=init,
+            worker_init_fn=_Together(workers, init),
             multiprocessing_context=FORKS,
             timeout=HANG_S,
         )
@@ -66,6 +68,19 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
     except Exception as error:  # whatever a user's data set raises
         return "in DataLoader worker process" in str(error)  # what this process has just read
     return here * times != there
+
+
+class _Together:
+    """A worker_init_fn after which loader processes begin to read together."""
+
+    def __init__(self, workers: int, init: Callable[[int], None] | None) -> None:
+        self._init, self._barrier = init, multiprocessing.get_context(FORKS).Barrier(workers)
+
+    def __call__(self, worker: int) -> None:
+        if self._init is not None:
+            self._init(worker)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self._barrier.wait(HANG_S / 2)
 
 
 def draws(dataset: Dataset[Any], picks: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +185,8 @@ class Records(Dataset[torch.Tensor]):
 
 def test_file_handle_shared_by_loader_processes_is_found(tmp_path: Path) -> None:
     assert not reads_differ(Records(tmp_path / "own.bin", shared=False), 2)
-    shared = Records(tmp_path / "shared.bin", shared=True)
-    assert reads_differ(shared, 2)
-    shared.close()
+    with closing(Records(tmp_path / "shared.bin", shared=True)) as shared:
+        assert reads_differ(shared, 2)
     assert "worker_init_fn" in SHARES_A_FILE
 
 
