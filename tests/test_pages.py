@@ -18,6 +18,7 @@ import pytest
 
 from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
+from tests.own_files import Here
 from tests.trainables.data.test_faces import box_of_points, write_mat
 from trainables import workload_files
 from trainables.data import bars, npy_sequences
@@ -28,7 +29,6 @@ from tuning.config.errors import TuningError
 from tuning.config.load import load
 from tuning.study import setup
 from tuning.workers import user_code
-from tuning.workers.own_workload import own_table
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -288,7 +288,7 @@ def test_the_page_of_data_validates_on_aflw2000(folder: Path) -> None:
 def said_of(path: Path, options: dict[str, Any] = SMALL) -> str:
     """Returns what a person is told of a file: the error and its special remedy, "" where it is right."""
     try:
-        config = setup.prepare_config(load([f"workload={path.name}"], own_table))[1]
+        config = setup.prepare_config(load([f"workload={path.name}"]), Here())[1]
         session = Session(WorkerConfig(path.name, options=options))
         session.warm({})
         session.describe({})

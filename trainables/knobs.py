@@ -206,6 +206,10 @@ class KnobTable(Mapping[str, Knob]):
         """The numeric knobs that change the memory of a sample or of a parameter, such as a width."""
         return tuple(name for name in self.by_memory["group"] if self[name].domain.type in (int, float))
 
+    def __reduce__(self) -> tuple[type[KnobTable], tuple[Any, ...]]:
+        """Returns what pickle makes the table of: the workload's own rows, since those of the loop hold functions."""
+        return KnobTable, (self.own, self.kinds, self.hooks)
+
     def as_raw(self) -> dict[str, Any]:
         """Returns the workload's own rows as plain values for a record; `Knob.of_raw` reads one back."""
         return {name: row.as_raw() for name, row in self.own.items()}

@@ -38,7 +38,7 @@ from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED, TrialView
 from tuning.stats.uncertainty import Gain
 from tuning.study import study
-from tuning.workers.own_workload import own_table
+from tuning.workers.own_workload import UserFile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,7 +220,8 @@ def tune(
     workload_files.forget_files()  # a notebook's may have been written anew
     try:
         terminal.begin(started)
-        folder = study.run(load(typed, own_table), terminal, started)
+        with UserFile() as file:
+            folder = study.run(load(typed, file.table), terminal, started, file)
     finally:
         terminal.close()
     return read_run(folder)

@@ -129,11 +129,11 @@ def main(argv: list[str] | None = None) -> int:
     from tuning.cli.terminal import Terminal
     from tuning.config.load import load
     from tuning.report import sentences
-    from tuning.workers.own_workload import own_table
+    from tuning.workers.own_workload import UserFile
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
     terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
-    heard: list[int] = []
+    heard, file = list[int](), UserFile()
     try:
         require_platform()
         unknown = [f for f in flags if f not in ("-q", "--quiet", "-v", "--verbose", "--validate")]
@@ -145,18 +145,19 @@ def main(argv: list[str] | None = None) -> int:
         validates = "--validate" in flags
         if not validates:
             terminal.begin(started)
-        config = load(overrides, own_table)
+        config = load(overrides, file.table)
+        file.begin(config, started)
         from tuning.study import setup, study  # all that searches and measures, only now
 
         if validates:
-            _, config = setup.prepare_config(config)
+            _, config = setup.prepare_config(config, file)
             left_out = config.dropped if verbose else sentences.left_out(config)
             tried = "; its code is tried when a study begins" * (not config.workload.is_packaged)
             for text in [*left_out, f"the configuration is valid{tried}"]:
                 terminal.note(text)
             terminal.space(config)
             return 0
-        study.run(config, terminal, started)
+        study.run(config, terminal, started, file)
     except TuningError as error:
         if verbose:
             terminal.traceback(error)
@@ -166,6 +167,8 @@ def main(argv: list[str] | None = None) -> int:
         signum = heard[0] if heard else signal.SIGINT
         terminal.interrupted(signum)
         return 128 + signum
+    finally:
+        file.__exit__()
     return 0
 
 

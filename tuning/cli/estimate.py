@@ -7,10 +7,8 @@ every micro-batch size follows from that.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from trainables.knobs import Knobs, Scalar
-from tuning.config.complete import with_declared
+from tuning.config.complete import Declared, with_declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import option_fault
@@ -32,7 +30,7 @@ from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
 from tuning.workers import machine, nvml
 from tuning.workers.doctor import choose_devices
-from tuning.workers.own_workload import declared, has_own_loop, own_table
+from tuning.workers.own_workload import UserFile
 
 DESCRIPTION = """\
 Says what fits a card, without one: the predicted peak of a training step, by micro-batch, type of autocast,
@@ -83,10 +81,10 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     if not 1 <= asked.timeout <= 3600:
         raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()
-    with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():  # what their file prints
-        config = load(asked.settings, own_table)
+    with UserFile() as file:
+        config = load(asked.settings, file.table)
         if not config.workload.is_packaged:
-            config = _with_own(config)
+            config = _with_own(config, file.declared(config.workload.ref))
     choose_devices(config)
     about = question(config, asked.kernels, nvml.gpus())
     cache = None if asked.no_cache else default_cache()
@@ -104,14 +102,14 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     return 0 if any(row["cells"] for row in answer["rows"]) else 1
 
 
-def _with_own(config: StudyConfig) -> StudyConfig:
+def _with_own(config: StudyConfig, declared: Declared) -> StudyConfig:
     ref = config.workload.ref
-    if has_own_loop(ref):
+    if declared.has_loop:
         raise ConfigError(
             f"workload={ref} has a loop of its own: its memory cannot be predicted, and nothing was measured",
             remedy=f"python -m tuning.run workload={ref} search.trials=0, which measures it in probes",
         )
-    return with_declared(config, declared(ref))
+    return with_declared(config, declared)
 
 
 def answered(about: Question, predicts: Predict) -> dict[str, Any]:

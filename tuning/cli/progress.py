@@ -31,6 +31,7 @@ STAGES = ("estimate", "probe", "search", "confirm", "export")
 UNITS = {"probe": "probe", "search": "trial", "confirm": "measurement"}
 """The unit that is counted in a stage."""
 _ASKED_FOR = {
+    "import": "a process imports the workload's file",
     "load": "a process loads torch, data and model",
     "describe": "reading data and model, and trying each hook of the workload",
     "kinds": "comparing a step with and without each system knob",

@@ -21,7 +21,7 @@ from tuning.report.format import plain
 from tuning.report.named import Named
 from tuning.report.summary import Summary
 from tuning.workers import doctor, machine_checks, nvml
-from tuning.workers.own_workload import own_table
+from tuning.workers.own_workload import UserFile
 
 ID_HELP = "a run's id, as `python -m tuning list` has it, last, or its folder"
 """Help for an argument that names a run."""
@@ -119,7 +119,8 @@ def check_machine(arguments: Sequence[str]) -> int:
     made = parser("doctor", "Says what this machine has, and what a study would miss here.")
     made.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a study's, such as workload=nli card=rtx3090")
     asked = made.parse_args(arguments)
-    config = load([*asked.settings, f"runs_dir={asked.runs_dir}"], own_table)
+    with UserFile() as file:
+        config = load([*asked.settings, f"runs_dir={asked.runs_dir}"], file.table)
     doctor.choose_devices(config)
     cuda = config.card.device != "cpu" and bool(nvml.gpus())  # a card that is not here is emulated
     named = any(setting.startswith("workload=") for setting in asked.settings)

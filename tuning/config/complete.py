@@ -40,7 +40,8 @@ class Machine:
 class Declared:
     """The declarations of a user's workload file: its knobs, the space that it searches, and its options.
 
-    `before` is what the user trains with today, None if the file does not say; `epochs` how long, likewise.
+    `before` is what the user trains with today, None if the file does not say; `epochs` how long, likewise. `has_loop`
+    if it has a `train(run)` in place of the contract.
     """
 
     table: KnobTable
@@ -48,6 +49,7 @@ class Declared:
     options: Mapping[str, Any]
     before: Mapping[str, Scalar] | None = None
     epochs: float | None = None
+    has_loop: bool = False
 
 
 def complete(config: StudyConfig, machine: Machine, declared: Declared | None = None) -> StudyConfig:

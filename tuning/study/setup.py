@@ -27,7 +27,7 @@ from tuning.journal.run import History
 from tuning.journal.runs import JOURNAL, JOURNAL_SCHEMA, LAST, changes, find_run, known_runs, require_known, versions
 from tuning.memory.groups import defaults
 from tuning.workers import doctor, executors, machine, nvml, slots
-from tuning.workers.own_workload import declared
+from tuning.workers.own_workload import UserFile
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import Description, WorkerConfig
 
@@ -39,8 +39,10 @@ UNTRAINED = "untrained model"
 """The baseline that every workload has: its own model before any step."""
 
 
-def prepare_config(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
+def prepare_config(config: StudyConfig, file: UserFile | None = None) -> tuple[Path | None, StudyConfig]:
     """Returns the folder of the run to resume, if any, and the configuration as it will be run.
+
+    `file` reads that of a user's workload.
 
     Raises ConfigError for all that can be known without Ray; starts and writes nothing.
     """
@@ -49,7 +51,7 @@ def prepare_config(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
         folder, config = _resumed(config)
         doctor.choose_devices(config)
     else:
-        config = _begun(config)
+        config = _begun(config, file or UserFile())
     if config.target and not config.cluster:
         what = f"target={config.target} names a kind of device of a cluster, and there is none"
         raise ConfigError(what, remedy="leave it out, or cluster=ADDRESS")
@@ -77,7 +79,7 @@ def _check_devices_per_trial(config: StudyConfig) -> None:
         raise ConfigError(said, allowed=f"concurrency=1 to {most}", remedy=f"concurrency={most}")
 
 
-def _begun(config: StudyConfig) -> StudyConfig:
+def _begun(config: StudyConfig, file: UserFile) -> StudyConfig:
     """Returns the configuration of a new run."""
     reason = atomic.unwritable(Path(config.runs_dir))
     if reason:
@@ -85,8 +87,8 @@ def _begun(config: StudyConfig) -> StudyConfig:
         raise ConfigError(what, allowed="a folder of yours", remedy="runs_dir=PATH, another one")
     if config.name is not None:
         _refuse_taken(config, _place(config, config.name))
-    declarations = None if config.workload.is_packaged else declared(config.workload.ref)
     doctor.choose_devices(config)
+    declarations = None if config.workload.is_packaged else file.declared(config.workload.ref)
     return complete(config, _machine(), declarations)
 
 

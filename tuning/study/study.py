@@ -60,6 +60,7 @@ from tuning.study.setup import (
 )
 from tuning.study.shown import show
 from tuning.workers import doctor, executors, nvml
+from tuning.workers.own_workload import UserFile
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import Description, WorkerConfig
 
@@ -69,14 +70,17 @@ if TYPE_CHECKING:
     from tuning.workers.ray_join import JoinedCluster
 
 
-def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
+def run(config: StudyConfig, terminal: Terminal, started: float, file: UserFile) -> Path:
     """Returns the folder of the finished study; `started` is the monotonic time at which its wall time began.
+
+    `file` reads that of a user's workload.
 
     Raises ConfigError before anything is written, PreflightError where the machine cannot run it, NoUsableTrial where
     nothing can be picked.
     """
     require_one_process(os.environ)
-    folder, config = prepare_config(config)
+    file.begin(config, started)
+    folder, config = prepare_config(config, file)
     earlier = History() if folder is None else History(read(folder / JOURNAL)[0])
     opening = earlier.study
     if folder is not None and opening is not None and earlier.is_finished and not reopens(config, opening):
@@ -92,7 +96,8 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     # Before any process of ours has a context; of the card that has least, where there are several.
     free_bytes = min(map(doctor.free_bytes, nvml.gpus())) if config.card.device == "cuda" else None
     with ExitStack() as stack:
-        profiler = stack.enter_context(Worker(setting, terminal.warning))
+        profiler = stack.enter_context(file.worker(setting))
+        profiler.warn = terminal.warning
         profiler.deadline = started + (config.search.max_time_s or math.inf)
         profiler.start()
         terminal.watch(lambda: profiler.asked)

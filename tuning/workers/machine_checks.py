@@ -54,7 +54,7 @@ def packages(workload: str | None) -> Iterator[Check]:
 
 def _loads(workload: str) -> bool:
     try:
-        own_workload.imported(workload)
+        own_workload.declared(workload)
     except ConfigError:
         return False
     return True

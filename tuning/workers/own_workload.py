@@ -1,21 +1,95 @@
-"""The file of a user's workload, imported, as whoever reads a command line asks for it; torch comes with it."""
+"""What the file of a user's workload declares.
+
+The process that trains it later imports it, so that an import which hangs, exits or crashes is one error.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from trainables.knobs import KnobTable
 from tuning.config.complete import Declared
 from tuning.config.errors import ConfigError
-from tuning.workers import user_code
+from tuning.config.schema import StudyConfig
+from tuning.config.space import shown
+from tuning.workers import doctor, user_code
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from trainables.workload import OwnLoop, OwnWorkload
 
 
-def imported(ref: str) -> OwnWorkload | OwnLoop:
-    """Returns a user's workload; raises ConfigError for what it lacks, and for whatever its file raises."""
-    from trainables import workload, workload_files  # here and below: `estimate` of one of ours does without torch
+class UserFile:
+    """Reads a user's file in a worker's process; `with` ends a process that no study has taken over."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._declared: Declared | None = None
+
+    def begin(self, config: StudyConfig, started: float) -> None:
+        """Starts the process for a study's workload of the user, which began at `started`, and does not wait for it.
+
+        The import may take until the study's time is over, and idle as long as a worker that loads.
+        """
+        if self._worker is None and not config.workload.is_packaged and config.resume is None:
+            doctor.choose_devices(config)
+            self._worker = Worker(WorkerConfig(config.workload.ref, hang_s=config.search.hang_time_s))
+            self._worker.deadline = started + (config.search.max_time_s or math.inf)
+            self._worker.spawn()
+
+    def declared(self, ref: str) -> Declared:
+        """Returns what the file declares; raises ConfigError for what it lacks, and for whatever its import does."""
+        if self._declared is None:
+            self._worker = self._worker or Worker(WorkerConfig(ref))
+            self._declared = self._worker.declared()
+        return self._declared
+
+    def table(self, ref: str) -> KnobTable:
+        """Returns the knobs of the workload; raises ConfigError as `declared` does."""
+        return self.declared(ref).table
+
+    def worker(self, config: WorkerConfig) -> Worker:
+        """Returns a worker of the process that has imported the file, if one has, else a new one."""
+        worker, self._worker = self._worker, None
+        if worker is None or worker.config.workload != config.workload:
+            return Worker(config)
+        if config.ranks > 1:  # its environment is another
+            worker.end()
+        worker.config = config
+        return worker
+
+    def __enter__(self) -> UserFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._worker is not None:
+            self._worker.__exit__()
+
+
+def declared(ref: str) -> Declared:
+    """Returns what the file of a user's workload declares, imported into this process; raises ConfigError for what it
+    lacks, and for whatever it raises.
+    """
+    from trainables import workload, workload_files
+
+    own = _imported(ref)
+    before, epochs = workload_files.before_of(ref), workload_files.epochs_of(ref)
+    options = dict(getattr(own, "options", {}))
+    for value in _leaves([own.default_space, before, options]):
+        if type(value).__module__.partition(".")[0] not in {"builtins", "numpy", *sys.stdlib_module_names}:
+            what = f"workload={ref}: its settings hold {shown(value)}, a {type(value).__name__}"
+            remedy = "a text or a number, of which the file makes the value that it needs"
+            raise ConfigError(what, allowed="true or false, numbers and text", remedy=remedy)
+    has_loop = isinstance(own, workload.OwnLoop)
+    return Declared(workload.table_of(own), own.default_space, options, before, epochs, has_loop)
+
+
+def _imported(ref: str) -> OwnWorkload | OwnLoop:
+    from trainables import workload, workload_files  # here and above: a study's own process does without torch
 
     try:
         return cast("OwnWorkload | OwnLoop", workload_files.load(ref))
@@ -31,24 +105,12 @@ def imported(ref: str) -> OwnWorkload | OwnLoop:
         raise ConfigError(f"workload={ref} cannot be imported: {said}", remedy=remedy) from error
 
 
-def has_own_loop(ref: str) -> bool:
-    """Returns whether the file has a `train(run)` in place of the contract; raises ConfigError as `imported` does."""
-    from trainables import workload
-
-    return isinstance(imported(ref), workload.OwnLoop)
-
-
-def own_table(ref: str) -> KnobTable:
-    """Returns the knobs of a user's workload; raises ConfigError as `imported` does."""
-    from trainables import workload
-
-    return workload.table_of(imported(ref))
-
-
-def declared(ref: str) -> Declared:
-    """Returns what the file of a user's workload declares; raises ConfigError as `imported` does."""
-    from trainables import workload, workload_files
-
-    own = imported(ref)
-    before, epochs = workload_files.before_of(ref), workload_files.epochs_of(ref)
-    return Declared(workload.table_of(own), own.default_space, dict(getattr(own, "options", {})), before, epochs)
+def _leaves(given: Any) -> Iterable[Any]:
+    """Yields the values of lists and mappings in one another."""
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    if not isinstance(given, list | tuple):
+        yield given
+        return
+    for value in given:
+        yield from _leaves(value)

@@ -83,7 +83,7 @@ class RemoteWorker(Worker):
                 raise error.cause from None
             except ray.exceptions.RayError as error:
                 said = str(error).strip().splitlines()[-1][:200]
-                self._warn(f"{self._node.name} was lost: {said}; what it measured is measured once more")
+                self.warn(f"{self._node.name} was lost: {said}; what it measured is measured once more")
                 self._losses[self._node.id] += 1
                 self.end()
             finally:

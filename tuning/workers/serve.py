@@ -1,5 +1,7 @@
 """The main program of a worker's process: a session that answers whoever started it, until they are gone.
 
+It says that it listens; the reference of a workload asks for what its file declares, a `WorkerConfig` for the session.
+
 `Worker` starts it; FD is the socket of requests and answers:
 
     python -m tuning.workers.serve FD
@@ -15,14 +17,18 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from trainables.batches import fork_workers
 from trainables.own_count import OwnResident
+from tuning.config.complete import Declared
+from tuning.config.errors import ConfigError
 from tuning.search.protocols import TrialState
-from tuning.workers import user_code
+from tuning.workers import own_workload, user_code
 from tuning.workers.session import Session
+from tuning.workers.worker_config import Refused
 
 
 def serve(connection: Connection) -> None:
@@ -31,8 +37,11 @@ def serve(connection: Connection) -> None:
     A trial sends its states before its result; what comes back for each is when to send the next (`RunningTrial.run`).
     """
     with contextlib.suppress(EOFError, ConnectionError):
+        connection.send(True)
+        while isinstance(asked := connection.recv(), str):
+            connection.send(_declared(asked))
         try:
-            session = Session(connection.recv())
+            session = Session(asked)
             session.warm(session.setting.start)
         except (Exception, SystemExit) as error:  # whatever a workload's loading raises: the study says it
             connection.send(user_code.failed(error))
@@ -54,6 +63,15 @@ def serve(connection: Connection) -> None:
                 connection.send(answer)
             except (TypeError, AttributeError, pickle.PicklingError) as error:  # a value of a user's file
                 connection.send(user_code.failed(error))
+
+
+def _declared(ref: str) -> Declared | Refused:
+    try:
+        return own_workload.declared(ref)
+    except ConfigError as error:
+        cause = error.__cause__
+        shown = "" if cause is None else "".join(traceback.format_exception(cause))
+        return Refused(error.what, error.allowed, error.remedy, shown)
 
 
 def _say_where_on_a_signal() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psutil
 
@@ -27,7 +27,7 @@ from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning import search_path
 from tuning.config.environment import of_one_process
-from tuning.config.errors import PreflightError, UserCodeError
+from tuning.config.errors import ConfigError, PreflightError, UserCodeError
 from tuning.journal.events import Timed, WorkerAnswer
 from tuning.memory import oom
 from tuning.memory.measure import Footprint
@@ -41,10 +41,14 @@ from tuning.workers.worker_config import (
     Failed,
     Following,
     RankEnd,
+    Refused,
     TrialOrder,
     Untrained,
     WorkerConfig,
 )
+
+if TYPE_CHECKING:
+    from tuning.config.complete import Declared
 
 HUNG = Fault("process hung", Outcome.TIMEOUT)
 LATE = Fault("search.max_time was over", Outcome.CUT)
@@ -75,7 +79,7 @@ AnswerT = TypeVar("AnswerT", bound=WorkerAnswer)
 
 @dataclass(frozen=True)
 class Asked:
-    """The present work of a process: its method, "load" while it begins, "" for none; and the knobs."""
+    """The present work of a process: its method, "import" or "load" while it begins, "" for none; and the knobs."""
 
     method: str = ""
     knobs: Mapping[str, Scalar] = field(default_factory=dict)
@@ -118,10 +122,10 @@ class Worker:
 
     def __init__(self, config: WorkerConfig, warn: Callable[[str], None] = lambda text: None) -> None:
         self.config, self.deadline, self.asked = config, cast(float | None, None), Asked()
-        self._warn = warn
+        self.warn = warn
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._is_ready = self._has_loop = False
+        self._listens = self._is_told = self._is_ready = self._has_loop = False
         self._retired = ""
         """Why the process that answered last was ended, "" if it was not."""
         self._left: list[tuple[str, str]] = []
@@ -130,6 +134,25 @@ class Worker:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by __exit__)
 
     # -- measurements --------------------------------------------------------------------------------------------------
+
+    def declared(self) -> Declared:
+        """Returns what the file of the user's workload declares; raises ConfigError for what is wrong with it."""
+        ref = self.config.workload
+        self.asked = Asked("import")
+        try:
+            self.listen()
+            self._pipe.send(ref)
+            answer = self._answer(HANG_TIMES * self.config.hang_s)
+        except (OSError, WorkerLost) as error:
+            lost = error if isinstance(error, WorkerLost) else self._lost()
+            what = f"workload={ref} could not be imported: {lost}"
+            remedy = 'what is run, downloads or loads belongs into a function, or behind `if __name__ == "__main__":`'
+            raise ConfigError(what, remedy=remedy) from error
+        if isinstance(answer, Refused):
+            self.end()
+            refused = ConfigError(answer.what, allowed=answer.allowed, remedy=answer.remedy)
+            raise refused from (RuntimeError(answer.traceback) if answer.traceback else None)
+        return cast("Declared", answer)
 
     def describe(self, knobs: Mapping[str, Scalar]) -> Description:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
@@ -279,6 +302,14 @@ class Worker:
 
     def start(self) -> None:
         """Starts the process where there is none, and does not wait until it has loaded torch, data and model."""
+        self.spawn()
+        if not self._is_told:
+            self._is_told = True
+            with contextlib.suppress(OSError):  # it is gone, which whoever waits for its answer hears
+                self._pipe.send(self.config)
+
+    def spawn(self) -> None:
+        """Starts the process where there is none, which imports torch and waits for what is asked."""
         if self._process is not None:
             return
         ours, theirs = Pipe()
@@ -295,8 +326,8 @@ class Worker:
             process_group=0,  # with its loader's processes, which are ended together
         )
         theirs.close()
-        self._connection, self._is_ready = ours, False
-        ours.send(self.config)
+        self._connection = ours
+        self._listens = self._is_told = self._is_ready = False
 
     def _environment(self) -> dict[str, str]:
         own = {VISIBLE: self.config.cards} if self.config.cards else {}
@@ -338,7 +369,7 @@ class Worker:
             except WorkerLost as lost:
                 if lost.fault is LATE:
                     raise
-                self._warn(f"{lost}; what it measured is measured once more")
+                self.warn(f"{lost}; what it measured is measured once more")
                 return work()
         except WorkerFailed as failed:
             raise user_code.error_of(failed.failed, self.config.workload) from None
@@ -381,11 +412,19 @@ class Worker:
             return
         self.asked = Asked("load")
         self.start()
+        self.listen()
         answer = self._answer(HANG_TIMES * self.config.hang_s)
         if isinstance(answer, Failed):
             self.end()
             raise user_code.error_of(answer, self.config.workload)
         self._is_ready, self._has_loop = True, bool(answer)
+
+    def listen(self) -> None:
+        """Waits until the process, which is started where there is none, has imported torch."""
+        self.spawn()
+        if not self._listens:
+            self._answer(HANG_TIMES * self.config.hang_s)
+            self._listens = True
 
     def _answer(self, idle_s: float) -> Any:
         """Returns the next answer; raises WorkerLost where the process ends before, or takes longer than it may.
@@ -458,7 +497,7 @@ class Worker:
     def _where(self) -> str:
         """Returns the line of code in which the process stands, as it tells it on a signal (`serve.main`), or ""."""
         process = self._process
-        if process is None or not self._is_ready:
+        if process is None or not self._listens:
             return ""
         process.send_signal(signal.SIGUSR1)
         for _ in range(20):
@@ -474,6 +513,7 @@ class Worker:
     def _killed(self, *, is_lost: bool = False) -> int:
         """Ends the process and returns its exit code, 0 where there was none; one that is lost may still be ending."""
         process, self._process, self._is_ready = self._process, None, False
+        self._listens = self._is_told = False
         if process is None:
             return 0
         if is_lost:
@@ -484,7 +524,7 @@ class Worker:
         try:
             process.wait(_ENDED_S)
         except subprocess.TimeoutExpired:
-            self._warn(f"process {process.pid} cannot be ended: it waits inside the system")
+            self.warn(f"process {process.pid} cannot be ended: it waits inside the system")
         cast(Any, process.stdin).close()
         self._pipe.close()
         self._connection = None

@@ -132,6 +132,16 @@ class RankEnd(WorkerAnswer):
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A ConfigError of the worker's process, in words; `traceback` is of the error that it came from, "" for none."""
+
+    what: str
+    allowed: str
+    remedy: str
+    traceback: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """An exception of the worker's process, in words: what a user's file defines cannot be loaded elsewhere.
 

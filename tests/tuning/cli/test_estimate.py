@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tests.commands import MINE, ROOT
 from tests.fakes import study_of
+from tests.own_files import Here
 from tests.tuning.memory.logs import MIB, prediction
 from tests.tuning.snapshots import check
 from trainables.our_knobs import EVERY
@@ -34,14 +35,14 @@ from tuning.study import setup
 from tuning.study.limits import Limits
 from tuning.workers import doctor, nvml
 from tuning.workers.nvml import Gpu
-from tuning.workers.own_workload import declared, own_table
+from tuning.workers.own_workload import declared
 
 GIB = 2**30
 LOOP = ROOT / "tests" / "data" / "plain_loop.py"
 
 
 def of(settings: str, kernels: Any = "auto", gpus: tuple[Gpu, ...] = ()) -> Question:
-    config = load(settings.split(), own_table)
+    config = load(settings.split(), Here().table)
     if config.workload.ref not in available("workload"):
         config = with_declared(config, declared(config.workload.ref))
     return question(config, kernels, gpus)

@@ -92,10 +92,10 @@ def test_packages_are_looked_for_that_the_extra_names(
 
     real = importlib.metadata.distributions
     monkeypatch.setattr(importlib.metadata, "distributions", lambda name: () if name == lacking else real(name=name))
-    monkeypatch.setattr(own_workload, "imported", lambda ref: None)
+    monkeypatch.setattr(own_workload, "declared", lambda ref: None)
     (of_its_data,) = machine_checks.packages(workload)
     assert of_its_data.state == "WARN", "it loads"
-    monkeypatch.setattr(own_workload, "imported", fails)
+    monkeypatch.setattr(own_workload, "declared", fails)
     (of_one,) = machine_checks.packages(workload)
     (of_all,) = machine_checks.packages(None)
     assert (of_one.state, of_all.state) == ("FAIL", "WARN")

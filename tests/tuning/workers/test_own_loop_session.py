@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import study_of, told
+from tests.own_files import Here
 from tests.trainables.test_own_loop import BACK, HEAD, PASSES, PATIENT, PLAIN
 from trainables import knob_columns
 from trainables.plan import Plan
@@ -130,7 +131,9 @@ def test_a_first_loss_that_overflows_is_a_fault_unless_in_half_precision(session
 def completed(tmp_path: Path, body: str, *arguments: str) -> Any:
     path = tmp_path / f"asks_{abs(hash((body, str(tmp_path))))}.py"
     path.write_text(HEAD + body)
-    _, config = setup.prepare_config(load([f"workload={path}", "card=cpu", f"runs_dir={tmp_path}", *arguments]))
+    _, config = setup.prepare_config(
+        load([f"workload={path}", "card=cpu", f"runs_dir={tmp_path}", *arguments], (file := Here()).table), file
+    )
     facts = Session(WorkerConfig(str(path), {})).describe({})
     return fit_to_workload(config, facts.train_samples, facts.asked, facts.seen, averages=facts.averages)
 

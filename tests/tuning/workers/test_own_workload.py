@@ -1,0 +1,72 @@
+"""The file of a user's workload, imported by the process that trains it: what it declares, and an import that fails."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainables.test_own_loop import HEAD
+from tuning.config.errors import ConfigError
+from tuning.workers import own_workload
+from tuning.workers import worker as worker_module
+from tuning.workers.own_workload import UserFile
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
+
+LOOP = f"""{HEAD}
+BEFORE = {{"batch_size": 16, "width": 8}}
+SPACE = {{"batch_size": [8, 16], "width": [4, 8]}}
+EPOCHS = 3
+
+def train(run): ...
+"""
+
+
+def test_file_is_read_by_the_process_that_trains_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(LOOP)
+    with UserFile() as file:
+        found = file.declared(str(path))
+        assert (found.has_loop, found.epochs, found.before) == (True, 3.0, {"batch_size": 16, "width": 8})
+        assert found.table.as_raw() == own_workload.declared(str(path)).table.as_raw()
+        with file.worker(WorkerConfig(str(path))) as worker:
+            assert worker.is_running
+            worker.load()
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import os\nos._exit(0)", "could not be imported: the process was lost: exit code 0"),
+        ("import os\nos.kill(os.getpid(), 11)", "could not be imported: the process was lost: signal 11 (SIGSEGV)"),
+        ("import sys\nsys.exit(3)", "calls sys.exit when it is imported"),
+        ("WORKLOAD = undefined", "cannot be imported: NameError: name 'undefined' is not defined"),
+    ],
+)
+def test_import_that_ends_its_process_is_one_error(tmp_path: Path, code: str, says: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(code)
+    with UserFile() as file, pytest.raises(ConfigError) as raised:
+        file.declared(str(path))
+    assert says in raised.value.what
+
+
+def test_import_that_hangs_ends_with_the_study_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import threading\nthreading.Event().wait()")
+    monkeypatch.setattr(worker_module, "LAST_S", 0.5)
+    with Worker(WorkerConfig(str(path))) as worker:
+        worker.listen()
+        worker.deadline = time.monotonic()
+        with pytest.raises(ConfigError, match=r'search\.max_time was over: no answer .* in File ".*mine\.py", line 2'):
+            worker.declared()
+
+
+@pytest.mark.parametrize("name", ["SPACE", "BEFORE", "OPTIONS"])
+def test_values_of_other_packages_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"{LOOP}OPTIONS = {{}}\n{name}['kind'] = torch.float32\n")
+    with pytest.raises(ConfigError, match="float32"):
+        own_workload.declared(str(path))
