@@ -77,13 +77,7 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
     against; without a `before` these are the plain defaults. Raises ConfigError as `complete` does.
     """
     ref, options, table = config.workload.ref, dict(declared.options), declared.table
-    for name, value in options.items():
-        if value is not None and type(value) not in SCALARS:
-            raise ConfigError(
-                f"workload={ref}: the option {name}={shown(value)} is a {type(value).__name__}",
-                allowed="true or false, a number, text or None",
-                remedy=f"give {name} as one text, and take it apart in the file",
-            )
+    check_plain(ref, options)
     defaults = {**{f"knobs.{n}": ref for n in declared.default_space}, **{f"workload.{n}": ref for n in options}}
     origins = {**defaults, **config.origins}
     before = {} if declared.before is None else parse_named("BEFORE", declared.before, {}, table)
@@ -103,6 +97,17 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
     named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}
     return config.model_copy(update=update)
+
+
+def check_plain(ref: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an option of a workload's file that no command line could give."""
+    for name, value in options.items():
+        if value is not None and type(value) not in SCALARS:
+            raise ConfigError(
+                f"workload={ref}: the option {name}={shown(value)} is a {type(value).__name__}",
+                allowed="true or false, a number, text or None",
+                remedy=f"give {name} as one text, and take it apart in the file",
+            )
 
 
 def _refuse_ranges(config: StudyConfig) -> None:

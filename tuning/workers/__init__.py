@@ -26,6 +26,8 @@ _RAY_ENVIRONMENT = {
     # Ray's default of 15 lets any other process of the machine distort the throughput.
     "RAY_worker_niceness": "0",
     "RAY_DEDUP_LOGS": "0",
+    # The titles of Ray's agents would be written over their environment, by which they are found (leftovers.py).
+    "SPT_NOENV": "1",
     **ON_A_CPU,
     "TOKENIZERS_PARALLELISM": "false",
     # Cards as NVML counts them. By default CUDA's first is the fastest, and what was read of a card was another's.

@@ -6,15 +6,12 @@ The process that trains it later imports it, so that an import which hangs, exit
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from trainables.knobs import KnobTable
-from tuning.config.complete import Declared
+from tuning.config.complete import Declared, check_plain
 from tuning.config.errors import ConfigError
 from tuning.config.schema import StudyConfig
-from tuning.config.space import shown
 from tuning.workers import doctor, user_code
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -79,11 +76,7 @@ def declared(ref: str) -> Declared:
     own = _imported(ref)
     before, epochs = workload_files.before_of(ref), workload_files.epochs_of(ref)
     options = dict(getattr(own, "options", {}))
-    for value in _leaves([own.default_space, before, options]):
-        if type(value).__module__.partition(".")[0] not in {"builtins", "numpy", *sys.stdlib_module_names}:
-            what = f"workload={ref}: its settings hold {shown(value)}, a {type(value).__name__}"
-            remedy = "a text or a number, of which the file makes the value that it needs"
-            raise ConfigError(what, allowed="true or false, numbers and text", remedy=remedy)
+    check_plain(ref, options)  # which another process could not read
     has_loop = isinstance(own, workload.OwnLoop)
     return Declared(workload.table_of(own), own.default_space, options, before, epochs, has_loop)
 
@@ -103,14 +96,3 @@ def _imported(ref: str) -> OwnWorkload | OwnLoop:
         said = "\n  ".join(lines)
         remedy = user_code.remedy(error) or "mend it; -v shows the whole traceback"
         raise ConfigError(f"workload={ref} cannot be imported: {said}", remedy=remedy) from error
-
-
-def _leaves(given: Any) -> Iterable[Any]:
-    """Yields the values of lists and mappings in one another."""
-    if isinstance(given, Mapping):
-        given = list(given.values())
-    if not isinstance(given, list | tuple):
-        yield given
-        return
-    for value in given:
-        yield from _leaves(value)

@@ -6,8 +6,11 @@ import contextlib
 import logging
 import os
 import secrets
+import select
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,10 +22,14 @@ import psutil
 import ray
 
 from tuning import search_path
-from tuning.config.errors import PreflightError
+from tuning.config.errors import PreflightError, StoppedEarly
+from tuning.workers import leftovers
 
 _TOKEN = secrets.token_hex(32)
 """Shared by every cluster of this process: Ray reads a token once a process, and would refuse another cluster's."""
+LOST = "Ray ended the search: its process gcs_server is gone"
+LEAVES_S = 8.0
+"""How long a study may take to leave once gcs_server is gone."""
 
 
 class RayCluster:
@@ -34,7 +41,9 @@ class RayCluster:
     def __init__(self, *, cores: int, gpus: int, dashboard: bool) -> None:
         self._cores, self._gpus, self._dashboard = cores, gpus, dashboard
         self._folder = Path(tempfile.mkdtemp(prefix=f"ct-{os.getpid()}-"))
-        self._processes: list[psutil.Process] = []
+        self._token = secrets.token_hex(8)
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._watch: _Watch | None = None
         self.dashboard_url = ""
         self.token_path = self._folder / "token"
 
@@ -45,9 +54,11 @@ class RayCluster:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(self.token_path)
         os.environ.pop("RAY_ADDRESS", None)  # a foreign cluster is joined only on request
         terminated = signal.getsignal(signal.SIGTERM)
-        before = set(psutil.Process().children())
+        command = [sys.executable, "-S", "-P", leftovers.__file__, self._token, str(self._folder)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._reaper = subprocess.Popen(command, **pipes, start_new_session=True)
         try:
-            with _elsewhere(self._folder):
+            with _elsewhere(self._folder, self._token):
                 context = ray.init(
                     address="local",
                     num_cpus=self._cores,
@@ -61,18 +72,17 @@ class RayCluster:
                     object_store_memory=256 * 2**20,
                 )
         except (OSError, RuntimeError, TimeoutError, ValueError) as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._reap()
             first = str(error).strip().splitlines()[0]
             raise PreflightError(
                 f"Ray did not start: {first}",
                 remedy="free 1 GB of memory, or begin in a process that had no other Ray; -v shows all of it",
             ) from error
         except BaseException:  # a Ctrl-C meanwhile
-            self._processes = [p for p in psutil.Process().children() if p not in before]
             self.__exit__(None, None, None)
             raise
-        self._processes = [p for p in psutil.Process().children() if p not in before]
         keep_terminated(terminated)
+        self._watch = _Watch(self._token)
         url = context.dashboard_url or ""
         self.dashboard_url = f"http://{url}" if url and "://" not in url else url
         return self
@@ -80,12 +90,55 @@ class RayCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        family = [*self._processes, *(p for own in self._processes for p in _children(own))]
+        lost = self._watch is not None and self._watch.end()
         ray.shutdown()
-        for process in family:  # Ray's agents live on for a minute after a raylet that was killed
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._reap()
+        if lost and kind is KeyboardInterrupt:
+            raise StoppedEarly(LOST, remedy="go on with resume=") from error
+
+    def _reap(self) -> None:
+        """Ends what is left of Ray's processes, and removes its folder."""
+        if self._reaper is not None:
+            self._reaper.communicate()
+
+
+class _Watch:
+    """Interrupts this process once Ray's gcs_server is gone: Ray itself waits for it for a minute, then ends all.
+
+    `token` marks the processes of this Ray.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token, self._main = token, threading.current_thread()
+        self._lost = False
+        self._wakes, self._ends = os.pipe()
+        gcs = next((p for p in psutil.Process().children() if p.name().startswith("gcs_server")), None)
+        self._thread = threading.Thread(target=self._wait, args=(gcs.pid if gcs else None,), daemon=True)
+        self._thread.start()
+
+    def end(self) -> bool:
+        """Stops watching; returns whether gcs_server was lost."""
+        os.close(self._ends)
+        self._thread.join()
+        os.close(self._wakes)
+        return self._lost
+
+    def _wait(self, pid: int | None) -> None:
+        if pid is None:
+            return
+        with contextlib.suppress(OSError):  # a kernel without such descriptors
+            process = os.pidfd_open(pid)
+            ended, *_ = select.select([process, self._wakes], [], [])
+            os.close(process)
+            self._lost = self._wakes not in ended
+        if self._lost:
+            leftovers.end(self._token)  # without them Ray's waits end at once
+            if self._main is threading.main_thread():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if not select.select([self._wakes], [], [], LEAVES_S)[0]:  # some waits of Ray let no signal through
+                shown = "\x1b[?25h" * os.isatty(2)  # the cursor
+                os.write(2, f"{shown}\nerror: {LOST}\n  try: python -m tuning.run resume=last\n".encode())
+                os._exit(StoppedEarly.exit_code)
 
 
 def keep_terminated(handler: Any) -> None:
@@ -98,22 +151,22 @@ def keep_terminated(handler: Any) -> None:
 
 
 @contextlib.contextmanager
-def _elsewhere(folder: Path) -> Iterator[None]:
-    """Starts Ray's processes in a folder of ours, with this process's modules.
+def _elsewhere(folder: Path, token: str) -> Iterator[None]:
+    """Starts Ray's processes in a folder of ours, with this process's modules, marked with the token.
 
     Ray puts the working folder before all others that its processes import from: a folder called `tuning` there, or a
     file called argparse.py, would end each of them. Workers run in the study's folder (`WorkerConfig.folder`).
     """
-    modules, before = search_path(), os.environ.get("PYTHONPATH")
+    own = leftovers.marked(token, {**os.environ, "PYTHONPATH": search_path()})
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", leftovers.MARK)}
     with contextlib.chdir(folder):
-        os.environ["PYTHONPATH"] = modules
+        os.environ.update({name: own[name] for name in before})
         try:
             yield
         finally:
-            if before is None:
-                del os.environ["PYTHONPATH"]
-            else:
-                os.environ["PYTHONPATH"] = before
+            for name, value in before.items():
+                os.environ.pop(name)
+                os.environ.update({} if value is None else {name: value})
 
 
 def sweep(folder: Path) -> list[Path]:
@@ -126,10 +179,3 @@ def sweep(folder: Path) -> list[Path]:
                 shutil.rmtree(path, ignore_errors=True)
                 dead.append(path)
     return dead
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []

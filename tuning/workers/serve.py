@@ -26,7 +26,7 @@ from trainables.own_count import OwnResident
 from tuning.config.complete import Declared
 from tuning.config.errors import ConfigError
 from tuning.search.protocols import TrialState
-from tuning.workers import own_workload, user_code
+from tuning.workers import leftovers, own_workload, user_code
 from tuning.workers.session import Session
 from tuning.workers.worker_config import Refused
 
@@ -84,6 +84,7 @@ def _end_with_the_study() -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 1):
             pass
+    leftovers.end(os.environ.get(leftovers.MARK, "").rpartition("/")[2] or "none")
     if os.getpgrp() == os.getpid():  # `Worker` starts it so; loader processes that wait in the user's code end too
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

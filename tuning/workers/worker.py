@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from tuning.memory import oom
 from tuning.memory.measure import Footprint
 from tuning.memory.oom import Fault, Outcome
 from tuning.search.protocols import TrialState
-from tuning.workers import machine, user_code
+from tuning.workers import leftovers, machine, user_code
 from tuning.workers.nvml import VISIBLE
 from tuning.workers.worker_config import (
     ChangedKnobs,
@@ -131,6 +132,8 @@ class Worker:
         self._left: list[tuple[str, str]] = []
         """The event and the reason for which the next trial runs in a new process."""
         self._longest_s = 0.0
+        self._token = secrets.token_hex(8)
+        """By which the processes are found that it has started, whatever has become of them."""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by __exit__)
 
     # -- measurements --------------------------------------------------------------------------------------------------
@@ -333,7 +336,7 @@ class Worker:
         own = {VISIBLE: self.config.cards} if self.config.cards else {}
         if self.config.ranks > 1:  # DDP remarks on parameters that are all used
             own["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-        return {**of_one_process(os.environ), "PYTHONPATH": self._search_path(), **own}
+        return leftovers.marked(self._token, {**of_one_process(os.environ), "PYTHONPATH": self._search_path(), **own})
 
     def _search_path(self) -> str:
         """Returns where the process finds modules: as here, the folder of the workload's file left to its loading.
@@ -521,6 +524,7 @@ class Worker:
                 process.wait(_ENDED_S)
         with contextlib.suppress(OSError):  # a loader process that waits in the user's code would stay for good
             os.killpg(process.pid, signal.SIGKILL)
+        leftovers.end(self._token)
         try:
             process.wait(_ENDED_S)
         except subprocess.TimeoutExpired:

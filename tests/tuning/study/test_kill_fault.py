@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_ctrl_c_while_ray_runs_ends_in_order(tmp_path: Path) -> None:
     assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left
+
+
+def test_search_whose_gcs_server_is_killed_ends_in_order(tmp_path: Path) -> None:
+    journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
+    process = start("tuning.run", [*STUDY, "concurrency=2"], tmp_path)
+    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    (server,) = (child for child in children if child.name() == "gcs_server")
+    server.kill()
+    assert process.wait(timeout=30) == 4
+    said = (tmp_path / "err").read_text()
+    assert "error: Ray ended the search: its process gcs_server is gone" in said
+    assert re.search(r"python -m tuning\.run resume=(killed|last)", said)
+    left = psutil.wait_procs(children, timeout=10)[1]
+    assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_stop_ends_a_run_and_leaves_what_is_known(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from tests.tuning.study.formulas import SMALL, Learning, Made, opened
 from trainables.knobs import Scalar
 from tuning.journal.format import line_of
-from tuning.journal.records import Record
+from tuning.journal.records import Record, read
+from tuning.journal.run import History
 from tuning.search.protocols import TrialState
 
 
@@ -153,3 +154,14 @@ def test_no_number_is_given_twice_if_lines_are_lost(
     assert len(ends) == len(set(ends))
     starts = [(r["trial"], r["config"]) for r in rest if r.event == "trial_start"]
     assert all(config == dict(starts)[trial] for trial, config in starts)
+
+
+def test_study_whose_first_line_is_broken_is_known(tmp_path: Path, unbroken: Callable[[str], list[Record]]) -> None:
+    records = unbroken("known")
+    lines = [line_of(record) for record in records]
+    assert records[0].event == "study"
+    broken = bytes([lines[0][40] ^ 1]).join([lines[0][:40], lines[0][41:]])
+    (tmp_path / "trials.jsonl").write_bytes(b"".join([broken, *lines[1:]]))
+    left, warnings = read(tmp_path / "trials.jsonl")
+    assert (len(left), len(warnings)) == (len(records) - 1, 1)
+    assert History(left).study is not None

@@ -62,11 +62,3 @@ def test_import_that_hangs_ends_with_the_study_and_says_where(tmp_path: Path, mo
         worker.deadline = time.monotonic()
         with pytest.raises(ConfigError, match=r'search\.max_time was over: no answer .* in File ".*mine\.py", line 2'):
             worker.declared()
-
-
-@pytest.mark.parametrize("name", ["SPACE", "BEFORE", "OPTIONS"])
-def test_values_of_other_packages_are_refused(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(f"{LOOP}OPTIONS = {{}}\n{name}['kind'] = torch.float32\n")
-    with pytest.raises(ConfigError, match="float32"):
-        own_workload.declared(str(path))

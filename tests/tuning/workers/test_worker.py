@@ -226,6 +226,24 @@ def test_its_process_and_its_loaders_end_when_the_process_that_started_it_is_kil
     assert not psutil.wait_procs([loader, process], timeout=20)[1]
 
 
+LEAVING = """
+import subprocess, sys
+from pathlib import Path
+from tests.data.mine import WORKLOAD
+
+child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"], start_new_session=True)
+Path(__file__).with_name("pid").write_text(str(child.pid))
+"""
+
+
+def test_what_its_process_started_in_another_session_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING, encoding="utf-8")
+    with Worker(WorkerConfig(str(tmp_path / "leaving.py"))) as worker:
+        worker.load()
+        child = psutil.Process(int((tmp_path / "pid").read_text()))
+    assert not psutil.wait_procs([child], timeout=5)[1]
+
+
 ENDLESS = """
 from trainables import own_loop
 
