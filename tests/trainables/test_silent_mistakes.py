@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from tests.trainables import test_own_loop
 from tests.trainables.test_own_loop import events, prepared
-from trainables import kinds, own_loop
+from trainables import kinds, own_loop, training
 from trainables.batches import SampleCounts
 from trainables.loader_check import SHARES_A_FILE, reads_differ
 from trainables.plan import Plan
@@ -228,10 +228,11 @@ def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
         own_loop.train(own_loop.prepare(state.resident, again, PLAN))
 
 
-def test_default_dtype_of_a_training_is_not_left_to_the_next(script: Any) -> None:
-    once = "SEEN or torch.set_default_dtype(torch.float64); SEEN.append(0)"
+@pytest.mark.parametrize("leaves", ["set_default_dtype(torch.float64)", "set_grad_enabled(False)"])
+def test_setting_of_a_training_is_not_left_to_the_next(script: Any, leaves: str) -> None:
+    once = f"SEEN or torch.{leaves}; SEEN.append(0)"
     state = prepared(script(KEPT.replace("KEEPS", "False").replace("FIRST", once)), PLAN)
-    with pytest.raises(RuntimeError):  # float64 weights and float32 data
-        own_loop.train(state)
-    own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
+    with pytest.raises(RuntimeError):  # float64 weights and float32 data, or no gradients
+        training.train(state)
+    training.train(training.prepare(state.resident, state.config, PLAN))
     assert torch.get_default_dtype() == torch.float32

@@ -81,8 +81,9 @@ class Attempt:
         failure = {"outcome": str(outcome), "message": message, "failed_at": time.time(), "fault": fault.name}
         if outcome is Outcome.OOM:
             failure["wanted_bytes"] = self._session.memory.wanted_bytes(str(error))
-        if outcome is Outcome.CRASH:
+        if outcome is Outcome.CRASH:  # a default dtype, no gradients: every later training would have them
             failure["traceback"] = "".join(traceback.format_exception(error))[-4000:]
+            failure["retire"] = "the code failed, and what it left in the process is not known"
         if oom.poisoned(error):
             self.is_poisoned, failure["retire"] = True, "the device context of the process is lost"
         self.failure = failure
@@ -124,7 +125,8 @@ class RunningTrial:
         if attempt.is_poisoned:
             return replace(found, done=True)
         left = self._session.settled(self._plan.cap_bytes)
-        return replace(found, done=True, own_bytes=left.own_bytes, held_bytes=left.held_bytes, retire=left.retire)
+        found = replace(found, done=True, own_bytes=left.own_bytes, held_bytes=left.held_bytes)
+        return replace(found, retire=found.retire or left.retire)
 
     def _begin(self) -> None:
         self._session.telemetry.begin()

@@ -103,7 +103,7 @@ def test_a_trial_pauses_between_milestones_where_it_is_asked_to_and_learns_the_s
 def test_an_error_is_a_result_and_the_next_trial_is_unharmed(broken: Any, poison: str, outcome: str, says: str) -> None:
     session = broken(poison)
     found = session.train(KNOBS, PLAN, seed=0, shrink="")
-    assert (found.outcome, found.done) == (outcome, True)
+    assert (found.outcome, found.done, bool(found.retire)) == (outcome, True, outcome == "crash")
     assert says in found.message
     session.resident.workload.armed = False
     assert session.train(KNOBS, PLAN, seed=0).outcome == "ok"
