@@ -8,23 +8,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tuning import __version__
 from tuning.config.errors import TuningError, reader_has_gone, require_platform
 
 COMMANDS = """\
-  python -m tuning.run workload=nli                             find the fastest configuration (--help there)
-  python -m tuning init FOLDER                                  writes an example of a training of your own
-  python -m tuning train --from runs/nli/ID/best.yaml           train the whole job with it
-  python -m tuning estimate workload=nli card=rtx4060           what fits a card, without one and without training
-  python -m tuning list                                         runs, newest last
-  python -m tuning show ID                                      the summary and the trials of a run; last: the newest
-  python -m tuning compare ID ID                                two runs: knobs that differ, speed, quality
-  python -m tuning stop ID                                      ends a run in order; it leaves the best so far
-  python -m tuning ablate ID                                    what each knob is worth here, in turns
-  python -m tuning report ID                                    best.yaml and report.html again
-  python -m tuning export ID --to transformers                  what was found, in a framework's words
-  python -m tuning doctor workload=nli                          what this machine has, to paste into an issue
+Finds the fastest training that keeps its accuracy and fits its card.
 
-exit codes: 0 done  1 no usable trial  2 wrong command line  3 this machine cannot  4 stopped early
+  python -m tuning.run workload=nli     find it; settings: --help there
+  python -m tuning init FOLDER          write an example of a training of yours
+  python -m tuning train last           train the whole job with what was found
+  python -m tuning estimate workload=nli card=rtx4060
+                                        what fits a card, without one
+  python -m tuning list                 runs, newest last
+  python -m tuning show last            summary and trials of a run, by its id
+  python -m tuning compare ID ID        two runs: knobs, speed, quality
+  python -m tuning stop ID              end a run in order, with the best so far
+  python -m tuning ablate ID            what each knob is worth here, in turns
+  python -m tuning report ID            best.yaml and report.html again
+  python -m tuning export ID --to transformers
+                                        what was found, in a framework's words
+  python -m tuning doctor workload=nli  what this machine has, for an issue
+  python -m tuning --version
+
+exit codes
+  0 done   1 no usable trial   2 wrong command line   3 this machine cannot
+  4 stopped early
 """
 _VERBS = {
     "run": ("tuning.run", "main"),
@@ -56,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _answered(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(COMMANDS, end="")
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(f"cardtune {__version__}")
         return 0
     if str(Path.cwd()) not in sys.path:  # `cardtune` finds modules of the working folder too, behind everything else
         sys.path.append(str(Path.cwd()))

@@ -16,7 +16,7 @@ import pytest
 from tests.commands import ROOT
 from trainables import Knob
 from trainables.knobs import KnobTable, Scalar
-from tuning import __main__
+from tuning import __main__, __version__
 from tuning.cli import stop
 from tuning.journal.events import EVENTS
 from tuning.journal.records import IN_ANOTHER_CONTAINER, Journal, Record
@@ -136,7 +136,9 @@ def test_an_unknown_command_has_the_nearest_and_none_has_all(capsys: pytest.Capt
     code, _, err = answered(capsys, "shwo")
     assert (code, "no command 'shwo'; did you mean show?" in err) == (2, True)
     code, out, _ = answered(capsys)
-    assert (code, "python -m tuning train --from" in out) == (0, True)
+    assert (code, "python -m tuning train last" in out) == (0, True)
+    assert max(map(len, out.splitlines())) <= 80
+    assert answered(capsys, "--version")[:2] == (0, f"cardtune {__version__}\n")
 
 
 def test_a_run_of_another_version_or_without_a_journal_is_a_sentence(

@@ -17,6 +17,7 @@ from tuning.config.command_line import choose_workload, parse, value_of
 from tuning.config.environment import OF_A_LAUNCHER, require_one_process
 from tuning.config.errors import ConfigError
 from tuning.config.shareable import is_masked, masked_items
+from tuning.journal.runs import find_run
 from tuning.workers import nvml
 
 
@@ -25,12 +26,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m tuning train",
         description="Trains with an exported configuration, unchanged.",
-        epilog="python -m tuning train --from runs/nli/ID/best.yaml --epochs 3 --out trained",
+        epilog="python -m tuning train last; python -m tuning train --from best.yaml --epochs 3 --out trained",
         allow_abbrev=False,
     )
-    made.add_argument("--from", dest="source", required=True, metavar="YAML", help="a best.yaml")
-    said = "in place of an option of best.yaml; workload=FILE.py: where a file that was moved is now"
-    made.add_argument("options", nargs="*", metavar="workload.NAME=VALUE", help=said)
+    made.add_argument("--from", dest="source", metavar="YAML", help="a best.yaml, in place of ID")
+    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
+    said = "first a run's id, last for the newest; workload.NAME=VALUE in place of an option of its best.yaml; "
+    said += "workload=FILE.py: where a file that was moved is now"
+    made.add_argument("options", nargs="*", metavar="ID|workload.NAME=VALUE", help=said)
     length = made.add_mutually_exclusive_group()
     length.add_argument(
         "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
@@ -54,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
     for name in OF_A_LAUNCHER:
         os.environ.pop(name, None)
     numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
-    best = _with_options(best_file.read(Path(asked.source)), asked.options)
+    source, options = _source(asked.source, asked.options, asked.runs_dir)
+    best = _with_options(best_file.read(source), options)
     if lost := next((name for name, value in best.options.items() if is_masked(value)), ""):
         what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"workload.{lost}=<value>")
@@ -75,6 +79,18 @@ def main(argv: Sequence[str]) -> int:
         typed=tuple(masked_items(argv)),
     )
     return begin(best, command)
+
+
+def _source(path: str | None, options: Sequence[str], runs_dir: str) -> tuple[Path, Sequence[str]]:
+    """Returns the best.yaml to train with, and what else was typed; raises ConfigError if none was named, or two."""
+    named = [text for text in options if "=" not in text]
+    if path is None and not named:
+        raise ConfigError("no configuration was named", remedy="train last, train ID, or train --from best.yaml")
+    if len(named) > (path is None):
+        what = f"{named[-1]}: one configuration is trained, and {path or named[0]} was named"
+        raise ConfigError(what, allowed="workload.NAME=VALUE, workload=FILE.py", remedy="leave it out")
+    found = Path(path) if path is not None else find_run(runs_dir, named[0]) / "best.yaml"
+    return found, [text for text in options if "=" in text]
 
 
 _NUMBERS: dict[str, tuple[float, float, str, str]] = {
@@ -108,9 +124,7 @@ def _device(asked: str) -> str:
 
 def _with_options(best: Best, typed: Sequence[str]) -> Best:
     """Returns the configuration with options of the workload, and the place of its file, as they were typed."""
-    if wrong := next(
-        (text for text in typed if not text.startswith(("workload.", "workload=")) or "=" not in text), ""
-    ):
+    if wrong := next((text for text in typed if not text.startswith(("workload.", "workload="))), ""):
         what = f"{wrong}: train takes options of the workload and its place, knobs are those of {best.path}"
         raise ConfigError(what, allowed="workload.NAME=VALUE, workload=FILE.py", remedy="leave it out")
     given = parse(typed)

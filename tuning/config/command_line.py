@@ -29,6 +29,8 @@ _OPTIONAL_TEXT = ("name", "resume", "target", "search.max_time")
 
 _SECTIONS = ("knobs", "named", "search", "pick", "budget")  # groups of settings, of which none is a value itself
 
+COMMON_STEMS = ("loop", "main", "run", "train", "training", "workload")
+"""Files with these names are called after their folder."""
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
@@ -97,7 +99,8 @@ def choose_workload(value: str, available: Collection[str]) -> WorkloadRef:
     Nothing is imported. Raises ConfigError for a file that is missing or not a regular file.
     """
     if value.endswith(".py"):
-        return WorkloadRef(_file(value, available), _slug(Path(value).stem), packaged=False)
+        path = _file(value, available)
+        return WorkloadRef(path, _slug(_name(Path(path))), packaged=False)
     if _DOTTED.fullmatch(value) and value not in available:
         top = value.partition(".")[0]
         if not _can_be_found(top):
@@ -220,6 +223,11 @@ def _file(value: str, available: Collection[str]) -> str:
     except OSError as error:
         raise ConfigError(f"workload={_short(value)}: {error.strerror}", remedy=remedy) from None
     return str(path.resolve())
+
+
+def _name(path: Path) -> str:
+    """Returns what a file is called: the folder's name if many files are called alike."""
+    return path.parent.name if path.stem in COMMON_STEMS and path.parent.name else path.stem
 
 
 def _can_be_found(module: str) -> bool:

@@ -26,6 +26,7 @@ from tuning.report.trial_views import TrialView
 from tuning.report.words import outcome
 from tuning.search.bottleneck import Verdict
 from tuning.search.race import SYSTEM
+from tuning.search.rule import Rule
 from tuning.stats.uncertainty import Gain, Quality
 
 
@@ -205,7 +206,11 @@ def same_sentence(found: Summary) -> str:
     if len(known) < LEAST_ALIKE or len({*known, *on_the_way}) > 1:
         return ""
     told = f"{plain(found.objective)} {known[0]:.3f}"
-    return f"all {len(known)} trainings came to {told}: is anything learned? More of it: budget.train_epochs"
+    baseline = found.baseline
+    rule = Rule(found.objective, found.objectives[found.objective])
+    if baseline is not None and rule.is_better(known[0], baseline.value):
+        return f"all {len(known)} trainings reached {told}: by quality none can be told from another"
+    return f"all {len(known)} trainings came to {told}: nothing may be learned yet; budget.train_epochs=N trains longer"
 
 
 def cut_sentence(found: Summary) -> str:

@@ -37,7 +37,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     trials = "up to " * (search.trials == "auto") + plural(search.most_trials, "trial")
     probes = f"probes for {duration(probes_s(config, search.max_time_s or math.inf))}"
     length = budget.train_epochs
-    epochs = "trials as long as the time allows" if length == "auto" else f"epochs of a trial: {length:g}"
+    epochs = "trials of a length that the time allows" if length == "auto" else f"epochs of a trial: {length:g}"
     dtypes = space.given("amp_dtype")
     kinds: tuple[Kind, ...] = ("system", "both") if search.trials != 0 else ("system",)
     fixed = {n: v for n, v in fmt.differing(space.fixed, {}, space.table).items() if space.table[n].kind != "learning"}
@@ -51,7 +51,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
         ("plan", f"{probes}, {trials}{at_once}, {confirm}"),
         ("budget", f"{budget.name}, {limit}, {epochs}, seed {search.seed}"),
         ("types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
-        ("active", ", ".join(fmt.assignments(fixed)) or "nothing beyond plain PyTorch"),
+        ("active", ", ".join(fmt.assignments(fixed)) or "no setting beyond plain PyTorch"),
         ("probes", f"of {measured or 'one configuration'}"),
     ]
 
@@ -67,7 +67,7 @@ def trained_on(study: events.StudyRecord, folder: Path) -> list[tuple[str, str]]
     emulated = [f"card {study.card.get('name')}, emulated"] * bool(study.card.get("virtual"))
     ranks = study.setting("devices_per_trial") or 1
     together = f", by {ranks} processes together" if ranks > 1 else ""
-    samples = f"{study.horizon_samples:,} samples each" if study.horizon_samples else "as long as the time allows"
+    samples = f"{study.horizon_samples:,} samples each" if study.horizon_samples else "of a length that the time allows"
     return [
         ("run", folder.name),
         ("device", ", ".join([*emulated, *hardware])),

@@ -32,14 +32,14 @@ def marked(token: str, env: Mapping[str, str]) -> dict[str, str]:
 def end(token: str) -> None:
     """Kills every process with the token but this one, until none is left or `ENDED_S` are over."""
     until = time.monotonic() + ENDED_S
-    while (left := list(_pids(token.encode()))) and time.monotonic() < until:
+    while (left := list(pids(token.encode()))) and time.monotonic() < until:
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def _pids(token: bytes) -> Iterator[int]:
+def pids(token: bytes) -> Iterator[int]:
     """Yields the processes of this user with the token; one that has ended has no environment any more."""
     for path in Path("/proc").glob("[0-9]*"):
         if int(path.name) == os.getpid():

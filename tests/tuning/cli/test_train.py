@@ -178,6 +178,7 @@ def test_a_signal_before_the_first_step_leaves_no_folder(
         (["--out", "file"], "--out file is a file", "--out FOLDER"),
         (["--out", "/proc/nowhere/out"], "--out /proc/nowhere/out cannot be written", "--out FOLDER"),
         (["--out", "new/out", "--resume"], "holds no checkpoint", "leave out --resume"),
+        (["last"], "last: one configuration is trained", "leave it out"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -200,6 +201,19 @@ def test_a_bad_argument_is_one_error_with_code_2_and_writes_nothing(
     assert remedy in lines[-1]
     assert lines[-1].startswith("  try: ")
     assert [p for p in sorted(Path().rglob("*")) if "__pycache__" not in p.parts] == before
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [([], "no configuration was named"), (["other"], "other: no run of this id in runs"), (["last"], "runs/mine/one")],
+)
+def test_run_is_trained_by_its_id(best: Path, named: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("runs/mine/one")
+    folder.mkdir(parents=True)
+    (folder / "trials.jsonl").touch()
+    (folder / "best.yaml").write_text(best.read_text().replace("knobs:", "knob:"), encoding="utf-8")
+    assert __main__.main(["train", *named]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

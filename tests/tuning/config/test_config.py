@@ -188,6 +188,14 @@ def test_own_workload_is_not_imported_and_takes_any_option(own):
     assert config.space.fixed == {"num_workers": 0, "prefetch_factor": 4}
 
 
+@pytest.mark.parametrize(("file", "name"), [("t1/loop.py", "t1"), ("t1/main.py", "t1"), ("t1/nets.py", "nets")])
+def test_file_with_a_common_name_is_called_after_its_folder(tmp_path, file, name):
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.touch()
+    assert load([f"workload={path}"]).workload.name == name
+
+
 def test_own_workload_is_completed_by_what_its_module_declares(own):
     config = load([f"workload={own}", "workload.depth=3", "knobs.batch_size=[2,4]", "knobs.num_workers=0", "card=cpu"])
     space = {"batch_size": 8, "num_workers": [0, 2], "prefetch_factor": [2, 4], "tf32": [False, True]}
