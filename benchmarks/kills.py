@@ -10,6 +10,7 @@ are of a study with two trials at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -44,8 +45,8 @@ QUICK = (
 )
 TARGETS = {"driver": 1, "worker": 1, "raylet": 2, "gcs_server": 2, "both": 1}
 """What is killed, and with how many trials at once; both: the driver, and the worker before it."""
-LONGEST_S = {1: 18.0, 2: 30.0}
-"""The latest moment of a kill after the start, by trials at once: about where a study ends on two slow cores."""
+LONGEST_S = 15.0
+"""The latest moment of a kill after the process is there: about where a study ends on two slow cores."""
 GONE_S = 10.0
 
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     draw, rows = random.Random(asked.seed), list[dict[str, Any]]()
     for number in range(asked.kills):
         target = list(TARGETS)[number % len(TARGETS)]
-        at_s = draw.uniform(1.0, LONGEST_S[TARGETS[target]])
+        at_s = draw.uniform(0.0, LONGEST_S)
         with tempfile.TemporaryDirectory(prefix="kills-") as folder:
             rows.append(killed(target, at_s, FILES[number // len(TARGETS) % 2], Path(folder)))
         with asked.out.open("a", encoding="utf-8") as out:
@@ -75,9 +76,11 @@ def killed(target: str, at_s: float, file: Path, folder: Path) -> dict[str, Any]
     token = f"kill-{os.getpid()}-{time.monotonic_ns()}"
     at_once = TARGETS[target]
     process = _started([f"workload={file}", f"concurrency={at_once}", *QUICK], folder, token)
-    time.sleep(at_s)
     names = [target] if target != "both" else ["worker", "driver"]
-    killed_any = [_kill(process, name) for name in names]
+    while process.poll() is None and not all(_named(process, name) for name in names):
+        time.sleep(0.05)
+    time.sleep(at_s)
+    hits = [_kill(process, name) for name in names]
     code = process.wait(180)
     left = sorted(_left(token))
     path = next(folder.glob("runs/*/killed/trials.jsonl"), None)
@@ -91,7 +94,7 @@ def killed(target: str, at_s: float, file: Path, folder: Path) -> dict[str, Any]
     return {
         "target": target,
         "at_s": round(at_s, 2),
-        "hit": any(killed_any),
+        "hit": any(hits),
         "workload": file.stem,
         "code": code,
         "resumed": resumed,
@@ -111,17 +114,24 @@ def _started(arguments: Sequence[str], folder: Path, token: str) -> subprocess.P
     )
 
 
+def _named(study: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
+    """Returns the processes of a study by what they are."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        driver = psutil.Process(study.pid)
+        if name == "driver":
+            return [driver]
+        for child in driver.children(recursive=True):
+            is_worker = name == "worker" and "tuning.workers.serve" in " ".join(child.cmdline())
+            found += [child] if is_worker or child.name() == name else []
+    return found
+
+
 def _kill(study: subprocess.Popen[bytes], name: str) -> bool:
     """Kills a process of the study by what it is; returns False if there is none now."""
-    if study.poll() is not None:
-        return False
-    if name == "driver":
-        study.kill()
-        return True
-    for child in psutil.Process(study.pid).children(recursive=True):
-        is_worker = name == "worker" and "tuning.workers.serve" in " ".join(child.cmdline())
-        if is_worker or child.name() == name:
-            child.kill()
+    with contextlib.suppress(psutil.Error):
+        for process in _named(study, name)[:1] if study.poll() is None else []:
+            process.kill()
             return True
     return False
 

@@ -159,13 +159,12 @@ class Race:
         """
         able = [n for n, one in self._finalists.items() if len(one.gains) < most_seeds and self.chance(n) > HOPELESS]
         able = [n for n in able if n != SYSTEM and self._finalists[n].samples_per_s >= self.reference_per_s]
+        pick, least = next(iter(self.admitted), None), min(LEAST_SEEDS, most_seeds)
+        is_sure = pick is not None and len(self._finalists[pick].gains) >= least
         if self._rule.goal == "quality":
             chosen = sorted(able, key=lambda name: -(self.expected(name).gain + self.expected(name).error))[:top]
-            pick = next(iter(self.admitted), None)
-            is_sure = pick is not None and len(self._finalists[pick].gains) >= LEAST_SEEDS
-            return [] if is_sure and all(len(self._finalists[n].gains) >= LEAST_SEEDS for n in chosen) else chosen
-        pick = next(iter(self.admitted), None)
-        if pick is not None and len(self._finalists[pick].gains) >= LEAST_SEEDS and self.chance(pick) > SURE:
+            return [] if is_sure and all(len(self._finalists[n].gains) >= least for n in chosen) else chosen
+        if pick is not None and is_sure and self.chance(pick) > SURE:
             able = [n for n in able if self._finalists[n].samples_per_s > self._finalists[pick].samples_per_s]
         # Who has begun goes on: of many that are alike each new one would else promise more than one that was tried.
         begun = [name for name in able if self._finalists[name].gains and self.chance(name) > STAYS]

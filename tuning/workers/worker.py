@@ -141,21 +141,31 @@ class Worker:
     def declared(self) -> Declared:
         """Returns what the file of the user's workload declares; raises ConfigError for what is wrong with it."""
         ref = self.config.workload
-        self.asked = Asked("import")
         try:
-            self.listen()
-            self._pipe.send(ref)
-            answer = self._answer(HANG_TIMES * self.config.hang_s)
-        except (OSError, WorkerLost) as error:
-            lost = error if isinstance(error, WorkerLost) else self._lost()
+            try:
+                answer = self._import(ref)
+            except WorkerLost as lost:
+                if lost.fault is not oom.PROCESS_LOST:
+                    raise
+                answer = self._import(ref)
+        except WorkerLost as lost:
             what = f"workload={ref} could not be imported: {lost}"
             remedy = 'what is run, downloads or loads belongs into a function, or behind `if __name__ == "__main__":`'
-            raise ConfigError(what, remedy=remedy) from error
+            raise ConfigError(what, remedy=remedy) from lost
         if isinstance(answer, Refused):
             self.end()
             refused = ConfigError(answer.what, allowed=answer.allowed, remedy=answer.remedy)
             raise refused from (RuntimeError(answer.traceback) if answer.traceback else None)
-        return cast("Declared", answer)
+        return answer
+
+    def _import(self, ref: str) -> Declared | Refused:
+        self.asked = Asked("import")
+        self.listen()
+        try:
+            self._pipe.send(ref)
+        except OSError as error:
+            raise self._lost() from error
+        return cast("Declared | Refused", self._answer(HANG_TIMES * self.config.hang_s))
 
     def describe(self, knobs: Mapping[str, Scalar]) -> Description:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
