@@ -21,8 +21,6 @@ from tuning.report import format as fmt
 from tuning.report.format import duration, plain, plural, rate, size
 
 REFRESH_PER_S = 2
-MAX_ROWS = 20
-"""Rows of a stage that are shown at the most."""
 WITH_KNOBS, WITH_PEAK = 60, 100
 """Columns from which on the table has knobs, and memory, too."""
 PLAIN_LINE_S = 5.0
@@ -80,7 +78,7 @@ def rows(found: progress.Progress, width: int) -> list[RenderableType]:
         made.add_column(Text(name), justify="right", no_wrap=True)
     if width >= WITH_KNOBS:
         made.add_column(f"unlike {'the defaults' if best is None else 'the best'}", ratio=1, overflow="fold")
-    for row in in_turn(found.rows)[:MAX_ROWS]:
+    for row in in_turn(found.rows)[: progress.MAX_ROWS]:
         value = [f"{row.value:.3f}" if row.value is not None else "-"] * has_value
         figures = [rate(row.samples_per_s or None), *value, *[size(row.peak_bytes)] * has_peak]
         is_known = row.is_best or row.is_named

@@ -16,7 +16,7 @@ from tuning.journal.events import Config, MeasuredRecord
 from tuning.journal.run import History, Trial
 from tuning.report import summary
 from tuning.report.format import unlike
-from tuning.report.trial_views import SPEED, TrialView, trial_views, view
+from tuning.report.trial_views import SPEED, TrialView, trial_view, trial_views, view
 from tuning.report.words import measured_again, state
 from tuning.search.bottleneck import card_words
 from tuning.search.race import LEAST_SEEDS, SYSTEM
@@ -28,6 +28,8 @@ STARTING = "start"
 """The name of the time before the first stage."""
 STAGES = ("estimate", "probe", "search", "confirm", "export")
 """The stages of a study in order."""
+MAX_ROWS = 20
+"""The most rows of a stage that are shown: the best, what runs, and the latest."""
 UNITS = {"probe": "probe", "search": "trial", "confirm": "measurement"}
 """The unit that is counted in a stage."""
 _ASKED_FOR = {
@@ -102,7 +104,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
     done, planned = counted(run, config, stage)
     names_probed = {probe.name for probe in run.probes}
     reference = run.reference_name or next((name for name in (BEFORE, PLAIN) if name in names_probed), "")
-    measured = [event for event in reversed(run.events) if isinstance(event, MeasuredRecord)]
+    measured = next((event for event in reversed(run.events) if isinstance(event, MeasuredRecord)), None)
     return Progress(
         stage=stage,
         number=names.index(stage) + 1 if stage in names else 0,
@@ -118,7 +120,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
         cap_bytes=None if run.study is None else run.study.cap_bytes,
         faster=_faster(reference, rows, run, stage),
         reference=reference,
-        card=next((words for record in measured if (words := card_words(record.telemetry))), ""),
+        card="" if measured is None else card_words(measured.telemetry),
         table=run.table,
     )
 
@@ -199,14 +201,16 @@ def _now_s(run: History) -> float:
 
 
 def _trials(run: History, objective: str) -> Iterator[StageRow]:
-    ended = {one.trial: one for one in trial_views(run, [objective])}
     best, speeds = _best(run), Speeds(probed(run.probes, run.table), run.table)
-    for name in dict.fromkeys([*(trial.id for trial in run.begun), *ended]):
-        trial = run.trials[name]
-        if trial.starts and (not trial.ends or trial.ends[-1].seq < trial.starts[-1].seq):
+    known = [trial for trial in run.trials.values() if trial.starts or trial.ends]
+    kept = {best, *(trial.id for trial in [*run.unfinished, *known[-MAX_ROWS:]])}
+    for trial in known:
+        if trial.id not in kept:
+            continue
+        if trial.end is None or (trial.starts and trial.end.seq < trial.starts[-1].seq):
             yield _running(trial, objective, speeds)
         else:
-            yield _row(ended[name], objective, is_best=name == best)
+            yield _row(trial_view(trial, trial.end, [objective]), objective, is_best=trial.id == best)
 
 
 def _running(trial: Trial, objective: str, speeds: Speeds) -> StageRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -145,6 +145,8 @@ class History:
         """The knobs of the study, with its workload's own and the kinds it measured; without a study all of ours."""
         self._clock = _Clock()
         self._ended: dict[str, Trial] = {}
+        self._ends: list[events.TrialRecord] | None = None
+        """What `ended` returns, None once that has changed: it is asked for some ten times a trial."""
         self._open: dict[str, Trial] = {}
         for record in records:
             self.add(record)
@@ -197,9 +199,11 @@ class History:
             case events.RungRecord():
                 self._trial(event.trial).rungs.append(event)
             case events.TrialRecord():
+                self._ends = None
                 self._ended[event.trial] = self._trial(event.trial)
                 self._ended[event.trial].ended(event)
             case events.RatedRecord():
+                self._ends = None
                 self._trial(event.trial).was_rated(event)
             case events.WindowRecord():
                 if self.windows and self.windows[-1].seq < self.since():
@@ -263,9 +267,11 @@ class History:
     # -- trials --------------------------------------------------------------------------------------------------------
 
     @property
-    def ended(self) -> list[events.TrialRecord]:
+    def ended(self) -> Sequence[events.TrialRecord]:
         """Returns each trial that ended, once, with its latest ending, in the order of the first endings."""
-        return [end for trial in self._ended.values() if (end := trial.end) is not None]
+        if self._ends is None:
+            self._ends = [end for trial in self._ended.values() if (end := trial.end) is not None]
+        return self._ends
 
     @property
     def searched(self) -> list[events.TrialRecord]:

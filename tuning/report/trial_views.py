@@ -68,10 +68,11 @@ def view(made: TrialRecord | ConfirmedRecord | ProbeRecord) -> TrialView:
 
 def trial_views(run: History, objectives: Iterable[str]) -> list[TrialView]:
     """Returns each trial that ended, once, with its latest ending: a resumed run may repeat one."""
-    return [_of_trial(run.trials[end.trial], end, objectives) for end in run.ended]
+    return [trial_view(run.trials[end.trial], end, objectives) for end in run.ended]
 
 
-def _of_trial(trial: Trial, end: TrialRecord, objectives: Iterable[str]) -> TrialView:
+def trial_view(trial: Trial, end: TrialRecord, objectives: Iterable[str]) -> TrialView:
+    """Returns a trial by its latest ending."""
     return replace(view(end), values={name: trial.values.get(name) for name in objectives}, named=trial.named)
 
 

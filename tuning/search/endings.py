@@ -58,18 +58,15 @@ class Qualities:
 
     def beside(self, trial: str, milestone: int, reference: str, rule: Rule) -> Rung:
         """Returns how a trial stands beside the reference at a rung, and how others did that came to their end."""
-
-        def gain(one: str) -> float | None:
-            own, theirs = (self._at_rungs.get(name, {}).get(milestone) for name in (one, reference))
-            return None if own is None or theirs is None else rule.gain(own, theirs)
-
-        floor = self.whole.get(reference)
+        here = {name: own[milestone] for name, own in self._at_rungs.items() if milestone in own}
+        theirs, floor, own = here.get(reference), self.whole.get(reference), here.get(trial)
+        gain = None if theirs is None or own is None else rule.gain(own, theirs)
         ended = [
-            (at_rung, rule.gain(end, floor))
+            (rule.gain(here[one], theirs), rule.gain(end, floor))
             for one, end in self.whole.items()
-            if one != reference and floor is not None and (at_rung := gain(one)) is not None
+            if theirs is not None and floor is not None and one != reference and one in here
         ]
-        return Rung(milestone, gain(trial), ended, rule.tolerance)
+        return Rung(milestone, gain, ended, rule.tolerance)
 
     def last_rung(self, trial: str) -> int | None:
         """Returns the last rung at which a trial was measured."""
