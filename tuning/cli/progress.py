@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ STAGES = ("estimate", "probe", "search", "confirm", "export")
 """The stages of a study in order."""
 MAX_ROWS = 20
 """The most rows of a stage that are shown: the best, what runs, and the latest."""
+LATEST = 100
+"""Records among which is looked for the last that tells how the card was doing."""
 UNITS = {"probe": "probe", "search": "trial", "confirm": "measurement"}
 """The unit that is counted in a stage."""
 _ASKED_FOR = {
@@ -104,7 +107,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
     done, planned = counted(run, config, stage)
     names_probed = {probe.name for probe in run.probes}
     reference = run.reference_name or next((name for name in (BEFORE, PLAIN) if name in names_probed), "")
-    measured = next((event for event in reversed(run.events) if isinstance(event, MeasuredRecord)), None)
+    latest = itertools.islice(reversed(run.events), LATEST)
     return Progress(
         stage=stage,
         number=names.index(stage) + 1 if stage in names else 0,
@@ -120,7 +123,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
         cap_bytes=None if run.study is None else run.study.cap_bytes,
         faster=_faster(reference, rows, run, stage),
         reference=reference,
-        card="" if measured is None else card_words(measured.telemetry),
+        card=next((w for e in latest if isinstance(e, MeasuredRecord) and (w := card_words(e.telemetry))), ""),
         table=run.table,
     )
 
