@@ -154,6 +154,8 @@ class StudyRecord(WorkloadFacts, Event, event="study"):
     hooks: tuple[str, ...]
     config: Facts
     startup_s: float
+    startup_parts: Mapping[str, float]
+    """Its parts in seconds, by what took them; none in journals of versions that did not write them."""
     target: str
 
     def setting(self, *path: str) -> Any:

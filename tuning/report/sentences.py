@@ -54,6 +54,8 @@ FAILURES = 3
 """So many reasons of failures are told."""
 SETTINGS = 4
 """So many are in the first sentence at the most."""
+LONG_STARTUP = 0.2
+"""The share of a run from which on its start-up is taken apart."""
 LEAST_ALIKE = 3
 """So many trainings of exactly one quality are said to be suspicious."""
 
@@ -400,6 +402,14 @@ def shares(found: Summary) -> list[tuple[str, float]]:
         ("waiting", times.waiting_s),
     ]
     return sorted(((name, s) for name, s in parts if s > 0), key=lambda part: -part[1])
+
+
+def startup(found: Summary) -> str:
+    """Returns what start-up took and its parts if that is a large share of the run, else ""."""
+    times, parts = found.times, found.study.startup_parts
+    if not parts or times.startup_s < LONG_STARTUP * times.wall_s:
+        return ""
+    return f"; start-up {duration(times.startup_s)}: " + ", ".join(f"{n} {duration(s)}" for n, s in parts.items())
 
 
 def next_commands(found: Summary, folder: Path) -> list[str]:

@@ -118,7 +118,7 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
         yield "probes", f"{words.counts(found.probe_counts)} (a probe times a configuration for a few seconds)"
         yield from (("", said) for said in sentences.failed(found.probes))
     ended = f"; {found.stop_reason}" if found.stop_reason not in ("", "finished") else ""
-    yield "time", duration(found.times.wall_s) + ended
+    yield "time", duration(found.times.wall_s) + ended + sentences.startup(found)
 
 
 def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:

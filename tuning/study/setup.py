@@ -46,12 +46,15 @@ def prepare_config(config: StudyConfig, file: UserFile | None = None) -> tuple[P
 
     Raises ConfigError for all that can be known without Ray; starts and writes nothing.
     """
+    if file is None:
+        with UserFile() as own:
+            return prepare_config(config, own)
     folder = None
     if config.resume is not None:
         folder, config = _resumed(config)
         doctor.choose_devices(config)
     else:
-        config = _begun(config, file or UserFile())
+        config = _begun(config, file)
     if config.target and not config.cluster:
         what = f"target={config.target} names a kind of device of a cluster, and there is none"
         raise ConfigError(what, remedy="leave it out, or cluster=ADDRESS")

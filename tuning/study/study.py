@@ -108,7 +108,10 @@ def run(config: StudyConfig, terminal: Terminal, started: float, file: UserFile)
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         users = stack.enter_context(executors.joined(config)) if config.cluster else None
         start = groups.defaults(config.space)
+        begun = time.monotonic()
         facts = describe_workload(profiler, config.workload.options, start)
+        loaded, now = profiler.loaded_at, time.monotonic()
+        parts = {"imports": begun - started, "data and model": loaded - begun, "first steps": now - loaded}
         config = fit_to_workload(config, facts.train_samples, facts.asked, facts.seen, averages=facts.averages)
         target, place = "", None
         if users is not None:
@@ -131,7 +134,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float, file: UserFile)
                 objective = next(iter(facts.objectives), "")
                 journal.heard = functools.partial(_shown, board, objective, config.space.table)
             study = _Study(config, terminal, journal, folder, started, users, target, place)
-            study.open(facts, setting, free_bytes)
+            study.open(facts, setting, free_bytes, parts)
             study.measure_kinds(profiler)
             try:
                 study.measure(profiler)
@@ -169,14 +172,21 @@ class _Study:
         self._started = started
         self._began = started - self._run.used_s  # of earlier sessions
 
-    def open(self, facts: Description, setting: WorkerConfig, free_bytes: int | None = None) -> None:
-        """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it."""
+    def open(
+        self,
+        facts: Description,
+        setting: WorkerConfig,
+        free_bytes: int | None = None,
+        parts: Mapping[str, float] | None = None,
+    ) -> None:
+        """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it, `parts` of start-up."""
         began = self._began
         if self._run.study is None:
             fields = study_fields(self._config, facts, setting, self._folder.name)
             if self._users is not None:
                 fields |= {"concurrency": fields["concurrency"] * len(self._users.training), "target": self._target}
-            self._journal.append(events.StudyRecord, **fields, startup_s=time.monotonic() - self._started)
+            fields |= {"startup_s": time.monotonic() - self._started, "startup_parts": dict(parts or {})}
+            self._journal.append(events.StudyRecord, **fields)
         else:
             startup_s = time.monotonic() - self._started
             changed = differences(self._opening(), facts, setting)

@@ -131,6 +131,8 @@ class Worker:
         """Why the process that answered last was ended, "" if it was not."""
         self._left: list[tuple[str, str]] = []
         """The event and the reason for which the next trial runs in a new process."""
+        self.loaded_at = 0.0
+        """When the process had loaded the workload, by the monotonic clock."""
         self._longest_s = 0.0
         self._token = secrets.token_hex(8)
         """By which the processes are found that it has started, whatever has become of them."""
@@ -430,7 +432,7 @@ class Worker:
         if isinstance(answer, Failed):
             self.end()
             raise user_code.error_of(answer, self.config.workload)
-        self._is_ready, self._has_loop = True, bool(answer)
+        self._is_ready, self._has_loop, self.loaded_at = True, bool(answer), time.monotonic()
 
     def listen(self) -> None:
         """Waits until the process, which is started where there is none, has imported torch."""

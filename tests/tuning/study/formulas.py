@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FormulaProfiler
+from tests.own_files import Here
 from trainables.knobs import Scalar
 from tuning.cli.terminal import Terminal
 from tuning.config import load
@@ -143,5 +144,5 @@ def opened(folder: Path, *typed: str, profiler: Any = None, passed_s: float = 0.
     If the folder has a journal, the study goes on.
     """
     folder.mkdir(exist_ok=True)
-    config = setup.prepare_config(load.load(["card=cpu", *typed]))[1].model_copy(update=more)
+    config = setup.prepare_config(load.load(["card=cpu", *typed]), Here())[1].model_copy(update=more)
     return Made(folder, config, profiler or Learning(), time.monotonic() - passed_s)
