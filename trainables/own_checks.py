@@ -6,32 +6,30 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainables.workload import LoopError
 
 COMPARED = 64
 """Numbers of each parameter that are compared."""
-CHECKED_STEPS = 4
-"""The first optimiser steps, after which losses are no longer checked: a loop is the same in all of its steps."""
 _SIMPLE = (bool, int, float, str)
-_LEAF = torch.zeros((), requires_grad=True, device="cpu")
 
 
-def graph_position() -> int:
-    """Returns the number that autograd gives to the next node of this thread; earlier graphs have smaller ones."""
-    with torch.enable_grad():
-        node: Any = _LEAF.view_as(_LEAF).grad_fn  # allocates nothing: the first step is watched
-    return int(node._sequence_nr())
+def require_one_loss(optimizer: torch.optim.Optimizer, parts: int, *, again: bool) -> None:
+    """Raises LoopError if an optimiser gets a second loss of one micro-batch, unless it is to step `again` on purpose.
 
-
-def require_one_loss(loss: Tensor, position: int, optimizer: torch.optim.Optimizer) -> None:
-    """Raises LoopError if the graph of a loss was made before `position`, at which its optimiser has stepped."""
-    node: Any = loss.grad_fn
-    if node is not None and node._sequence_nr() < position:
+    `parts` are the micro-batches of a batch: a further step within the first of them would have no gradients.
+    """
+    name = type(optimizer).__name__
+    if not again:
         raise LoopError(
-            f"run.backward got two losses of one batch for one {type(optimizer).__name__}, and stepped after the "
-            "first: add them, run.backward(loss_a + loss_b, optimizer)"
+            f"run.backward got two losses of one batch for one {name}, and would step after each: add them, "
+            "run.backward(loss_a + loss_b, optimizer); several steps on one batch are meant by again=True"
+        )
+    if parts > 1:
+        raise LoopError(
+            f"run.backward(..., again=True) steps the {name} several times on one batch, and each batch comes in "
+            f"{parts} parts: knobs.micro_batch_size as large as batch_size, or a loader of whole batches"
         )
 
 

@@ -164,8 +164,8 @@ class Counted:
         """Whether `backward` is taking the current optimiser step."""
         self._share = 1.0
         """The weight of the mean loss of this process's part of a micro-batch; 1 if there is one process."""
-        self._stepped_at: dict[torch.optim.Optimizer, tuple[int, int]] = {}
-        """Micro-batch and position in the graph at which `backward` stepped each optimiser last, in the first steps."""
+        self._called_at: dict[torch.optim.Optimizer, int] = {}
+        """The samples that had been taken when `backward` was called last, for each optimiser."""
         self._data: Mapping[str, object] | None = None
         """The attributes of the data set as loader processes were given it last; None if there are none."""
         self._schedules: list[LRScheduler] = []

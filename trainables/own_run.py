@@ -246,14 +246,20 @@ class Run(Counted):
         return precision.autocast(self._ask(*_AUTOCAST), self.device)
 
     def backward(
-        self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None, *, max_norm: float | None = None
+        self,
+        loss: Tensor,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        max_norm: float | None = None,
+        again: bool = False,
     ) -> bool:
         """Adds the gradients of a mean loss; after a whole batch, steps the optimiser and clears its gradients.
 
         Returns whether it stepped. The batches of a loader made with `loader()` are micro-batches; those of any other
         loader are whole batches. Before a step, the norm of all gradients of the optimiser is clipped to `max_norm`, by
         default the knob max_grad_norm. With several optimisers, call it for each with its own loss: a loss gives
-        gradients to its optimiser only. Schedulers given to `prepare` step with their optimiser.
+        gradients to its optimiser only; with `again`, an optimiser may step more than once on a batch. Schedulers given
+        to `prepare` step with their optimiser.
         """
         stepped = optimizer or self._state.optimizer
         if stepped is None:
@@ -272,8 +278,9 @@ class Run(Counted):
                 self._watch_steps(stepped)
         elif has_stepped:
             self._rescale()
-        if self._has_stepped and self._stepped_at.get(stepped, (0, 0))[0] == self._state.micro_batches_done:
-            own_checks.require_one_loss(loss, self._stepped_at[stepped][1], stepped)
+        if self._called_at.get(stepped) == self._state.samples:
+            own_checks.require_one_loss(stepped, accumulation, again=again)
+        self._called_at[stepped] = self._state.samples
         inputs = None if len(others) == 1 else [p for g in stepped.param_groups for p in g["params"] if p.requires_grad]
         part = loss * (self._share / accumulation) if accumulation != 1 or self._share != 1.0 else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
@@ -302,8 +309,6 @@ class Run(Counted):
             if schedule.optimizer is stepped:
                 self._advance(schedule)
         stepped.zero_grad(set_to_none=forgets)
-        if self._state.steps < own_checks.CHECKED_STEPS:
-            self._stepped_at[stepped] = self._state.micro_batches_done, own_checks.graph_position()
         self.step()
         return True
 

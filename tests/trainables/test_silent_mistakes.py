@@ -84,15 +84,28 @@ def train(run):
 """
 
 
-def test_two_losses_of_one_batch_are_refused(script: Any) -> None:
-    lines = "one, two = loss_of(net, batch), net.weight.sum()\n        [run.backward(x, optimizer) for x in (one, two)]"
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "one, two = loss_of(net, batch), net.weight.sum()\n        [run.backward(x, optimizer) for x in (one, two)]",
+        "run.backward(loss_of(net, batch), optimizer)\n        run.backward(net(batch[0]).mean(), optimizer)",
+    ],
+    ids=["two losses of one pass", "two passes"],
+)
+@pytest.mark.parametrize("micro", [4, 16])
+def test_two_losses_of_one_batch_are_refused(script: Any, lines: str, micro: int) -> None:
     with pytest.raises(LoopError, match="add them"):
-        events(script(LOSSES.replace("LINES", lines)), PLAN)
+        events(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=micro)
 
 
-def test_several_steps_within_a_batch_are_allowed(script: Any) -> None:
-    lines = "[run.backward(loss_of(net, batch), optimizer) for _ in range(3)]"
-    assert events(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=16)[-1].samples == 128  # type: ignore[union-attr]
+@pytest.mark.parametrize(("micro", "why"), [(16, ""), (8, "whole batches")])
+def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) -> None:
+    lines = (
+        "[run.backward(loss_of(net, batch), optimizer, again=True) for _ in range(3)]\n        SEEN.append(optimizer)"
+    )
+    workload = script(LOSSES.replace("LINES", lines))
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
+        assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128  # type: ignore[union-attr]
 
 
 EPOCHS = """
