@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainables.workload import LoopError
 
