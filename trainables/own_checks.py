@@ -7,12 +7,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainables.workload import LoopError
 
 COMPARED = 64
 """Numbers of each parameter that are compared."""
+USED_UP = (
+    ": an iterator is used up after one epoch; give an object whose __iter__ begins anew, or a generator without an "
+    "end, or make it within for _ in run.epochs()"
+)
+TWO_LOOPS = (
+    "run.batches counts training data, and two loops or iterators over it are open at once: go over one loader with "
+    "run.batches, and over the other one, or an evaluation's, by itself"
+)
 _SIMPLE = (bool, int, float, str)
+
+
+def require_epochs(loader: object) -> None:
+    """Raises LoopError if a loader is an iterator that ends after one epoch, as zip(one, other) does."""
+    if _ends(loader):
+        raise LoopError(f"run.batches got a {type(loader).__name__}{USED_UP}")
+
+
+def _ends(source: Any) -> bool:
+    if isinstance(source, zip | map | enumerate | filter):
+        return any(map(_ends, source.__reduce__()[1]))
+    return isinstance(source, (_BaseDataLoaderIter, *map(type, (iter([]), iter(()), iter(range(0))))))
 
 
 def require_one_loss(optimizer: torch.optim.Optimizer, parts: int, *, again: bool) -> None:

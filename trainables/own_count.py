@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.live_bytes import LiveBytes
-from trainables.own_checks import FirstWeights
+from trainables.own_checks import TWO_LOOPS, FirstWeights
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
 from trainables.reports import READY, Ended, Event
@@ -166,6 +166,10 @@ class Counted:
         """The weight of the mean loss of this process's part of a micro-batch; 1 if there is one process."""
         self._called_at: dict[torch.optim.Optimizer, int] = {}
         """The samples that had been taken when `backward` was called last, for each optimiser."""
+        self._turn: object = None
+        """Marks the call of `batches` that was the last to begin."""
+        self._open = 0
+        """The calls of `batches` that have begun and were not left."""
         self._data: Mapping[str, object] | None = None
         """The attributes of the data set as loader processes were given it last; None if there are none."""
         self._schedules: list[LRScheduler] = []
@@ -353,8 +357,10 @@ class Counted:
             )
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
             raise LoopError(
-                f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
-                "steps by itself, and after an optimizer.step() of your own comes run.step()"
+                TWO_LOOPS
+                if self._open > 1
+                else f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, "
+                "optimizer) steps by itself, and after an optimizer.step() of your own comes run.step()"
             )
 
     @property

@@ -170,8 +170,12 @@ class Run(Counted):
         state, knobs = self._state, self._ask(*_BATCHES)
         transfer = None if self._is_on_host else batches.Transfer(knobs, self.device)  # on a CPU nothing moves
         source = getattr(loader, "iterable", loader)  # inside of tqdm
+        if not self._one_pass:
+            own_checks.require_epochs(source)
         self.begin(source, samples)
         dim: int | None = None
+        turn = self._turn = object()
+        self._open += 1
         if self.is_done:
             self._asks_after_end()
         while not self.is_done:
@@ -202,11 +206,15 @@ class Run(Counted):
                 try:
                     yield batch
                 except GeneratorExit:  # the user's loop has left this epoch early
+                    self._open -= 1
                     self._leaves()
                     raise
+                if turn is not self._turn:
+                    raise LoopError(own_checks.TWO_LOOPS)
                 self.passed()
                 if self._has_stepped and state.samples >= self._horizon:
                     break
+            is_iterator = epoch is loader
             del epoch  # its workers end before the code that follows the epoch
             if shown:
                 own_checks.require_unchanged(
@@ -217,13 +225,15 @@ class Run(Counted):
                 )
             self.next_pass()
             if state.samples == before:
-                raise LoopError("the loader of run.batches(loader) gave no batch in a whole epoch")
+                what = "the loader of run.batches(loader) gave no batch in a whole epoch"
+                raise LoopError(f"{what}{own_checks.USED_UP if is_iterator else ''}")
             if not self.is_done:
                 state.epoch += 1
                 state.micro_batches_done = 0
             if self._one_pass:  # user code follows, which is in no window
                 self._pass_ends()
                 break
+        self._open -= 1
         self._paused_at = time.perf_counter()
 
     def _shown_data(self, loader: Any) -> Mapping[str, object]:

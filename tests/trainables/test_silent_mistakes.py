@@ -108,6 +108,70 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
         assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ("zip(loader, loader)", "got a zip"),
+        ("zip(loader, itertools.cycle([0]))", "got a zip"),
+        ("(pair for pair in zip(loader, loader))", "used up after one epoch"),
+        ("zip(itertools.cycle(loader), itertools.count())", ""),
+        ("Pairs()", ""),
+    ],
+)
+@pytest.mark.parametrize("epochs", ["", "for _ in run.epochs():"])
+def test_iterator_that_ends_is_no_loader(script: Any, data: str, why: str, epochs: str) -> None:
+    workload = script(f"""
+import itertools
+
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    class Pairs:
+        def __iter__(self):
+            return zip(loader, loader)
+    net, optimizer = made(run)
+    {epochs or "if True:"}
+        for batch, _ in run.batches({data}, samples=64):
+            run.backward(loss_of(net, batch), optimizer)
+            if run.evaluate_now:
+                run.report(error=1.0)
+""")
+    with pytest.raises(LoopError, match=why) if why and not epochs else nullcontext():
+        events(workload, PLAN)
+
+
+@pytest.mark.parametrize("other", ["run.batches(loader)", "loader"])
+def test_two_loops_over_training_data_are_refused(script: Any, other: str) -> None:
+    workload = script(f"""
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    net, optimizer = made(run)
+    for batch in run.batches(loader):
+        run.backward(loss_of(net, batch) + sum(loss_of(net, other) for other in {other}), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+""")
+    with pytest.raises(LoopError, match="two loops") if "run" in other else nullcontext():
+        events(workload, PLAN)
+
+
+@pytest.mark.parametrize("other", ["run.batches(loader)", "loader"])
+def test_batches_of_two_loaders_are_counted_once(script: Any, other: str) -> None:
+    workload = script(f"""
+import itertools
+
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    net, optimizer = made(run)
+    others = itertools.cycle({other})
+    for batch in run.batches(loader):
+        run.backward(loss_of(net, batch) + loss_of(net, next(others)), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+""")
+    with pytest.raises(LoopError, match="two loops") if "run" in other else nullcontext():
+        events(workload, PLAN)
+
+
 EPOCHS = """
 class Shifted(torch.utils.data.Dataset):
     def __init__(self):
