@@ -18,6 +18,7 @@ from torch import nn
 from trainables import batches, garbage, precision
 from trainables.ranks import part_size
 from trainables.state import State, check_objectives, watched
+from trainables.workload import WorkloadError
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,13 @@ def _evaluate_once(state: State, model: nn.Module) -> Mapping[str, float] | None
     try:
         with torch.no_grad(), watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
             return state.resident.workload.evaluate(model, _on_device(state))
-    except torch.OutOfMemoryError:
-        if _size(state) == 1 or state.ranks.count > 1:  # the other ranks would wait during a second evaluation
+    except torch.OutOfMemoryError as error:
+        if _size(state) > 1 and state.ranks.count == 1:  # other ranks would wait during a second evaluation
+            return None
+        if _size(state) > 1:
             raise
-        return None
+        what = "evaluate() ran out of memory with batches of one sample, which no micro-batch changes"
+        raise WorkloadError(f"{what}: does it keep its outputs on the device? ({error})") from None
 
 
 def _size(state: State) -> int:

@@ -35,7 +35,7 @@ from trainables.plan import Plan
 from trainables.reports import READY, Event
 from trainables.resident import Resident
 from trainables.sanity import Few
-from trainables.workload import Config, WorkloadError, phases
+from trainables.workload import Config, LoopError, WorkloadError, phases
 
 SAMPLES, MOST_BATCHES = 8, 8
 GRADIENT_ROUNDING_FRAC = 1e-3
@@ -51,6 +51,11 @@ NOT_A_MEAN = (
     "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
     "tokens; the model may read padding; or a sampler makes other batches by micro_batch_size"
 )
+HALF = (
+    "a batch cut in two has half of its gradient: the loss is a sum, or divided by run.accumulation, where a mean is "
+    "asked for"
+)
+BY_CLASS = "{}(weight=...) divides by the weights of the classes in a micro-batch, which its halves have otherwise"
 COUNT_BATCHES, COUNT_S = 8, 1.5
 """Batches over which the optimiser steps of a custom loop are counted, fewer if they take longer than so many seconds.
 
@@ -78,6 +83,8 @@ class _Learned:
     """The data set of a custom loop's loader; None if it is not known."""
     worker_init: Callable[[int], None] | None = None
     """The worker_init_fn of that loader."""
+    weighted: str = ""
+    """The loss function that had unequal weights of classes; "" for none."""
     shows_model: bool = True
     seconds: float = 0.0
 
@@ -125,11 +132,18 @@ def differing(
     if changes and not whole.shows_model:
         raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")
     halves = base.with_knobs(micro_batch_size=count // 2)
-    if "micro_batch_size" in changes and isinstance(resident, OwnResident):
-        why = _steps_differ(resident, base, halves, whole.seconds)
+    in_halves: _Learned | None = None
+    if "micro_batch_size" in changes:
+        try:
+            why = BY_CLASS.format(whole.weighted) if whole.weighted else ""
+            if isinstance(resident, OwnResident):
+                why = _steps_differ(resident, base, halves, whole.seconds) or why
+            in_halves = None if why else _run(resident, halves, count)
+            why = HALF if in_halves and _is_half(whole, in_halves) else why
+        except LoopError as error:  # the loop trains whole batches alone
+            why, in_halves, halves = str(error), whole, base
         reasons |= {"micro_batch_size": why} if why else {}
         changes = {name: value for name, value in changes.items() if name not in reasons}
-    in_halves: _Learned | None = None
     for name, value in changes.items():
         # Batches are cut in halves: in a whole batch sorting changes nothing, and other knobs change less.
         changed = halves if name == "micro_batch_size" else halves.with_knobs(**{name: value})
@@ -137,7 +151,7 @@ def differing(
         if name != "micro_batch_size":
             reference = in_halves = in_halves or _run(resident, halves, count)
         try:
-            learned = _run(resident, changed, count)
+            learned = in_halves if in_halves and changed == halves else _run(resident, changed, count)
         except CheckpointError:  # a recomputed block has a function with a fixed dropout rate: nothing can be told
             continue
         by, whose = _difference(reference, learned)
@@ -173,7 +187,7 @@ def _run(
     shares = phases(resident.workload, config)
     batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
     state = loop.prepare(few, config, Plan(samples=count * batches))
-    with _recording(learned, state.model, state.optimizer, config), _NoDropout(), torch.random.fork_rng():
+    with _recording(learned, state.model, state.optimizer, config), _Functions(learned), torch.random.fork_rng():
         torch.manual_seed(noise_seed)
         loop.train(state)
     return learned
@@ -249,7 +263,7 @@ def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_se
                 stack.enter_context(_recording(learned, state.model, state.optimizer, config))
         return not learned.shows_model
 
-    with _NoDropout(), contextlib.ExitStack() as stack:
+    with _Functions(learned), contextlib.ExitStack() as stack:
         own_loop.train(state, heard)
     learned.seconds = time.perf_counter() - began
     return learned
@@ -323,6 +337,14 @@ def _depends_on_batch(module: nn.Module, inputs: tuple[Any, ...], count: int) ->
         return False
 
 
+def _is_half(whole: _Learned, halves: _Learned) -> bool:
+    """Returns whether the first gradients of a batch cut in two are half of those of the whole, and not 0."""
+    if not whole.gradients or not halves.gradients or whole.gradients[0].keys() != halves.gradients[0].keys():
+        return False
+    pairs = [(a, 2 * halves.gradients[0][name]) for name, a in whole.gradients[0].items()]
+    return any(bool(a.any()) for a, _ in pairs) and all(a.shape == b.shape and not _is_unlike(a, b) for a, b in pairs)
+
+
 def _is_unlike(a: Tensor, b: Tensor) -> bool:
     scale = float(a.double().norm())
     return float((a.double() - b.double()).norm()) > GRADIENT_ROUNDING_FRAC * scale + 1e-12
@@ -350,7 +372,7 @@ def _difference(reference: _Learned, other: _Learned) -> tuple[float, str]:
 
 @contextlib.contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Sets the dropout rates of modules to 0 inside the block; `_NoDropout` does so for calls of functions."""
+    """Sets the dropout rates of modules to 0 inside the block; `_Functions` does so for calls of functions."""
     with contextlib.ExitStack() as stack:
         for module in model.modules():
             for name, value in list(vars(module).items()):
@@ -361,8 +383,12 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class _NoDropout(TorchFunctionMode):
-    """Turns off dropout functions, and the dropout inside of attention."""
+class _Functions(TorchFunctionMode):
+    """Turns off dropout functions, and the dropout inside of attention; records losses that weight classes."""
+
+    def __init__(self, learned: _Learned) -> None:
+        super().__init__()
+        self._learned = learned
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -371,6 +397,10 @@ class _NoDropout(TorchFunctionMode):
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if name.rstrip("123d_").endswith("dropout"):
             return args[0] if args else kwargs["input"]
+        if name in ("cross_entropy", "nll_loss") and kwargs.get("reduction", "mean") == "mean":
+            weight = args[2] if len(args) > 2 else kwargs.get("weight")
+            if weight is not None and float(weight.min()) != float(weight.max()):
+                self._learned.weighted = name
         if name == "scaled_dot_product_attention":
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])

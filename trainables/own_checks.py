@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import gc
+import weakref
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +15,12 @@ from trainables.workload import LoopError
 
 COMPARED = 64
 """Numbers of each parameter that are compared."""
+LEAST_HELD = 2
+"""So many earlier models that are still held are a list; one may be a global name that the next training replaces."""
+EVALUATES = (
+    "train(run) ran out of memory in its evaluation, which no micro-batch changes: evaluate smaller batches under "
+    "torch.no_grad(), and keep no outputs on the device"
+)
 USED_UP = (
     ": an iterator is used up after one epoch; give an object whose __iter__ begins anew, or a generator without an "
     "end, or make it within for _ in run.epochs()"
@@ -51,6 +59,44 @@ def require_one_loss(optimizer: torch.optim.Optimizer, parts: int, *, again: boo
         raise LoopError(
             f"run.backward(..., again=True) steps the {name} several times on one batch, and each batch comes in "
             f"{parts} parts: knobs.micro_batch_size as large as batch_size, or a loader of whole batches"
+        )
+
+
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether a weight of an optimiser has a gradient."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def cleared(optimizer: torch.optim.Optimizer) -> LoopError:
+    """Returns the error if gradients were cleared between the parts of a batch."""
+    return LoopError(
+        "run.backward adds up the gradients of a batch that comes in parts, and clears them after its step; lines of "
+        f"your own cleared those of the {type(optimizer).__name__} within a batch: leave out its zero_grad()"
+    )
+
+
+class EarlierModels:
+    """The models of earlier trainings of a process, which none of them should hold any more."""
+
+    def __init__(self) -> None:
+        self._weights: list[list[weakref.ref[Tensor]]] = []
+
+    def add(self, models: Iterable[nn.Module]) -> None:
+        """Adds the models of a training that has ended."""
+        self._weights = [held for held in self._weights if any(ref() is not None for ref in held)]
+        self._weights += [[weakref.ref(p) for p in model.parameters()] for model in models]
+
+    def held(self, models: Iterable[nn.Module]) -> str:
+        """Returns in words that earlier models are still held beside those of a training; "" if they are not."""
+        gc.collect()
+        own = {id(p) for model in models for p in model.parameters()}
+        alive = [[p for ref in refs if (p := ref()) is not None and id(p) not in own] for refs in self._weights]
+        if (count := sum(map(bool, alive))) < LEAST_HELD:
+            return ""
+        size = sum({id(p): p.numel() * p.element_size() for held in alive for p in held}.values()) / 2**20
+        return (
+            f"train(run) ran out of memory while {count} models of earlier trainings ({size:,.1f} MiB of weights) are "
+            "still held, by a list or cache of the module: keep none, and a smaller micro-batch is not needed"
         )
 
 

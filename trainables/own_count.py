@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.live_bytes import LiveBytes
-from trainables.own_checks import TWO_LOOPS, FirstWeights
+from trainables.own_checks import TWO_LOOPS, EarlierModels, FirstWeights
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
 from trainables.reports import READY, Ended, Event
@@ -45,6 +45,7 @@ class OwnResident:
         self.workload = workload
         self.meter = LiveBytes()
         self.first_weights = FirstWeights()
+        self.earlier_models = EarlierModels()
         self.dtype = torch.get_default_dtype()
         """The default dtype after the import of the file: what a training sets is not left to the next."""
         self.kept_bytes: int | None = None
@@ -166,6 +167,8 @@ class Counted:
         """The weight of the mean loss of this process's part of a micro-batch; 1 if there is one process."""
         self._called_at: dict[torch.optim.Optimizer, int] = {}
         """The samples that had been taken when `backward` was called last, for each optimiser."""
+        self._pending: set[torch.optim.Optimizer] = set()
+        """The optimisers that have gradients of a part of a batch."""
         self._turn: object = None
         """Marks the call of `batches` that was the last to begin."""
         self._open = 0
@@ -217,6 +220,11 @@ class Counted:
     def is_done(self) -> bool:
         """Whether training is complete: the horizon is reached, and the last batch has had its optimiser step."""
         return self.is_over and self._has_stepped
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether a report is due and no other batch has come: what runs now is an evaluation."""
+        return self._is_due and self._has_stepped
 
     # -- what a loop reports -------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainables import garbage, precision
+from trainables import garbage, own_checks, precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
@@ -33,7 +33,7 @@ from trainables.plan import Plan, evenly
 from trainables.reports import READY, Ended, Event, Hear, Report, reporting, unheard
 from trainables.state import counted
 from trainables.stopwatch import Window
-from trainables.workload import Config, WorkloadError, table_of
+from trainables.workload import Config, LoopError, WorkloadError, table_of
 from trainables.workload_files import load_own_loop
 
 LEAVING_S = 60.0
@@ -109,8 +109,15 @@ def _call(state: OwnState, report: Report) -> None:
         finally:
             limit.cancel()
             run.let_go()
+            state.resident.earlier_models.add(state.prepared)
     except Ended as ended:
         state.remark = str(ended) or state.remark
+    except torch.OutOfMemoryError as error:
+        if not report.is_over:
+            why = state.resident.earlier_models.held(state.prepared) or (own_checks.EVALUATES if run.evaluates else "")
+            if why:
+                raise LoopError(f"{why} ({error})").with_traceback(error.__traceback__) from None
+            raise
     except Exception:
         if not report.is_over:
             raise

@@ -291,6 +291,8 @@ class Run(Counted):
         if self._called_at.get(stepped) == self._state.samples:
             own_checks.require_one_loss(stepped, accumulation, again=again)
         self._called_at[stepped] = self._state.samples
+        if stepped in self._pending and not own_checks.has_gradients(stepped):
+            raise own_checks.cleared(stepped)
         inputs = None if len(others) == 1 else [p for g in stepped.param_groups for p in g["params"] if p.requires_grad]
         part = loss * (self._share / accumulation) if accumulation != 1 or self._share != 1.0 else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
@@ -299,7 +301,10 @@ class Run(Counted):
         if waits:
             loss.detach().item()
         if not (self._has_stepped or self._since_step >= accumulation or self.is_over):
+            if own_checks.has_gradients(stepped):
+                self._pending.add(stepped)
             return False
+        self._pending.discard(stepped)
         self._state.averages = True
         if not self._is_alone:
             self._state.ranks.average(stepped)
@@ -351,7 +356,7 @@ class Run(Counted):
         if not self._is_ours:
             if self._state.ranks.count > 1:
                 raise LoopError(f"devices_per_trial={self._state.ranks.count}: {ONLY_BACKWARD}")
-            if optimizer in self._optimizers and (not self._has_stepped or not _has_gradients(optimizer)):
+            if optimizer in self._optimizers and (not self._has_stepped or not own_checks.has_gradients(optimizer)):
                 raise LoopError(
                     f"run.backward steps the {type(optimizer).__name__} that it is given, after a whole batch, and so "
                     "do lines of your own: leave out its step() and zero_grad()"
@@ -369,7 +374,3 @@ class Run(Counted):
     def _rescale(self) -> None:
         self._scaler.update()
         self._optimizers.update(dict.fromkeys(self._optimizers, False))
-
-
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,56 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
     workload = script(LOSSES.replace("LINES", lines))
     with pytest.raises(LoopError, match=why) if why else nullcontext():
         assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("optimizer.zero_grad()\n        run.backward(loss_of(net, batch), optimizer)", r"leave out its zero_grad\(\)"),
+        ("run.backward(loss_of(net, batch) / run.accumulation, optimizer)", "divided by run.accumulation"),
+        ("run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "the loss is a sum"),
+        ("run.backward(loss_of(net, batch), optimizer) and optimizer.zero_grad()", ""),
+    ],
+)
+def test_gradients_that_are_not_those_of_the_batch_are_named(script: Any, lines: str, why: str) -> None:
+    state = prepared(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=16)
+    own_loop.train(state)
+    found = kinds.differing(state.resident, state.config, {"micro_batch_size": 4})
+    assert found.keys() == ({"micro_batch_size"} if why else set())
+    assert re.search(why, found.get("micro_batch_size", ""))
+
+
+FULL = """
+KEPT = []
+
+def train(run):
+    net, optimizer = nn.Linear(4, 1), None
+    KEEPS
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
+    run.prepare(net, optimizer)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            EVALUATES
+            run.report(error=1.0)
+"""
+FILLS = "raise torch.OutOfMemoryError('full')"
+
+
+@pytest.mark.parametrize(
+    ("keeps", "evaluates", "why"),
+    [
+        ("", FILLS, "in its evaluation"),
+        ("KEPT.append(net)\n    if len(KEPT) > 2: " + FILLS, "pass", "2 models of earlier trainings"),
+        ("KEPT.append(net.weight.sum())\n    if len(KEPT) > 2: " + FILLS, "pass", "2 models of earlier trainings"),
+        ("KEPT.append(0)\n    if len(KEPT) > 2: " + FILLS, "pass", ""),
+    ],
+    ids=["evaluation", "models", "graphs", "neither"],
+)
+def test_memory_that_no_micro_batch_frees_is_named(script: Any, keeps: str, evaluates: str, why: str) -> None:
+    state = prepared(script(FULL.replace("KEEPS", keeps).replace("EVALUATES", evaluates)), PLAN)
+    with pytest.raises(LoopError if why else torch.OutOfMemoryError, match=why or "full"):
+        [own_loop.train(own_loop.prepare(state.resident, state.config, PLAN)) for _ in range(3)]
 
 
 @pytest.mark.parametrize(
