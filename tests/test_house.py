@@ -201,7 +201,7 @@ MOST_LINES = {
     "tuning/config/*.py": 2_530,
     "tuning/journal/*.py": 1_440,
     "tuning/memory/*.py": 3_170,
-    "tuning/report/*.py": 3_190,
+    "tuning/report/*.py": 3_270,
     "tuning/search/*.py": 3_540,
     "tuning/stats/*.py": 170,
     "tuning/study/*.py": 1_430,

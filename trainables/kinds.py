@@ -35,6 +35,7 @@ from trainables.plan import Plan
 from trainables.reports import READY, Event
 from trainables.resident import Resident
 from trainables.sanity import Few
+from trainables.stopwatch import Window
 from trainables.workload import Config, LoopError, WorkloadError, phases
 
 SAMPLES, MOST_BATCHES = 8, 8
@@ -62,6 +63,8 @@ COUNT_BATCHES, COUNT_S = 8, 1.5
 A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
 """
 RATE_ROUNDING_FRAC = 1e-6
+FAR = 1000
+"""Batches of a training whose first is compared: what goes by run.progress is the same in all parts of that batch."""
 _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
     **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
@@ -250,7 +253,7 @@ def _counts(resident: OwnResident, config: Config, samples: int) -> _Counts:
 def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> _Learned:
     """Returns what the first batch of a custom loop taught; `noise_seed` is set after the batch was drawn."""
     began = time.perf_counter()
-    state = own_loop.prepare(resident, config, Plan(samples=count))
+    state = own_loop.prepare(resident, config, Plan(samples=FAR * count))
     # Without it, numbers drawn after the batch, as for augmentation, would depend on the micro-batch.
     state.noise_seed = noise_seed or None
 
@@ -261,7 +264,7 @@ def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_se
                 learned.shows_model = False
             else:
                 stack.enter_context(_recording(learned, state.model, state.optimizer, config))
-        return not learned.shows_model
+        return not learned.shows_model or isinstance(event, Window)
 
     with _Functions(learned), contextlib.ExitStack() as stack:
         own_loop.train(state, heard)

@@ -116,6 +116,7 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
         ("run.backward(loss_of(net, batch) / run.accumulation, optimizer)", "divided by run.accumulation"),
         ("run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "the loss is a sum"),
         ("run.backward(loss_of(net, batch), optimizer) and optimizer.zero_grad()", ""),
+        ("run.backward((1 + (run.progress > 0.5)) * loss_of(net, batch), optimizer)", ""),
     ],
 )
 def test_gradients_that_are_not_those_of_the_batch_are_named(script: Any, lines: str, why: str) -> None:
