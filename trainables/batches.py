@@ -28,6 +28,8 @@ from trainables.workload import Augment, Batch, Config
 
 FORKS = "fork" if sys.platform == "linux" else None
 """Workers that import anew, the default of Python 3.14, cannot find classes of a user's file. Workers use no CUDA."""
+LEAST_FILES, MOST_FILES = 1024, 65_536
+"""A loader process hands over each tensor by an open file; if fewer may be open, it waits forever without a word."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,19 @@ def fork_workers() -> None:
     by = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if FORKS is not None and by != FORKS:
         multiprocessing.set_start_method(FORKS, force=True)
+    if FORKS is not None and _open_files() < LEAST_FILES:
+        torch.multiprocessing.set_sharing_strategy("file_system")
+
+
+def _open_files() -> int:
+    """Returns how many files this process may open, once that is as many as the system lets it."""
+    import resource  # Linux has it
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
+    if soft < (more := min(hard, MOST_FILES)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return max(soft, more)
 
 
 def as_it_is(batch: Batch) -> Batch:
