@@ -97,6 +97,23 @@ def test_a_batch_that_does_not_fit_is_halved_from_then_on() -> None:
     assert workload.evaluations == [[MICRO_BATCH], [2], [1]], "training fits"
 
 
+class Keeps(Seen):
+    """Holds outputs of all batches until its end."""
+
+    def _seen(self, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        self.held = []
+        for batch in super()._seen(batches):
+            self.held.append(torch.zeros(len(batch["target"]), 1_000))
+            yield batch
+
+
+def test_evaluation_that_keeps_all_outputs_is_told_at_once() -> None:
+    workload = Keeps()
+    with pytest.raises(WorkloadError, match="keeps what it computes"):
+        run(workload, cap_bytes=30 * 1_000 * 4)
+    assert {size for sizes in workload.evaluations for size in sizes} == {MICRO_BATCH, 2}
+
+
 def test_a_micro_batch_above_the_batch_is_the_batch() -> None:
     workload = Seen()
     run(workload, batch_size=8, micro_batch_size=64)
