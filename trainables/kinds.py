@@ -25,7 +25,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
-from torch.utils.data import IterableDataset
 
 from trainables import loader_check, loop, own_loop, precision
 from trainables.batches import size_of
@@ -44,10 +43,6 @@ GRADIENT_ROUNDING_FRAC = 1e-3
 NOISE_TIMES = 3.0
 """A difference is due to the knob if it is more than so many times the difference between two seeds."""
 OTHERWISE = "gives a sample other values in a batch with other samples"
-STREAM = (
-    "the data set is a stream, which every loader process reads by itself: all of it, unless it is sharded by "
-    "get_worker_info()"
-)
 NOT_A_MEAN = (
     "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
     "tokens; the model may read padding; or a sampler makes other batches by micro_batch_size"
@@ -91,11 +86,6 @@ class _Learned:
     shows_model: bool = True
     seconds: float = 0.0
 
-    @property
-    def is_stream(self) -> bool:
-        """Returns whether the data set is a stream (IterableDataset)."""
-        return isinstance(self.dataset, IterableDataset)
-
 
 def differing(
     resident: Resident | OwnResident, config: Config, changes: Mapping[str, Scalar], untold: list[str] | None = None
@@ -125,12 +115,9 @@ def differing(
     noise, module = cast(float | None, None), ""
     whole = _run(resident, base, count)
     workers = max(int(changes["num_workers"]), config.knobs.num_workers) if "num_workers" in changes else 0
-    if whole.is_stream and workers > 1:
-        reasons["num_workers"] = STREAM
-    elif workers and loader_check.reads_differ(
-        whole.dataset if uncached is None else uncached, workers, whole.worker_init
-    ):
-        reasons["num_workers"] = loader_check.SHARES_A_FILE
+    data = whole.dataset if uncached is None else uncached
+    if workers and (why := loader_check.reads_differ(data, workers, whole.worker_init)):
+        reasons["num_workers"] = why
     changes = {name: value for name, value in changes.items() if name not in ("ram_cache", *_STEADY)}
     if changes and not whole.shows_model:
         raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")

@@ -133,9 +133,18 @@ def settings_of(dataset: Any) -> dict[str, object]:
     found, depth = dict[str, object](), ""
     while hasattr(dataset, "__dict__") and len(depth) < 8:
         there = {depth + name: value for name, value in vars(dataset).items() if value is not None}
-        found |= {name: value if isinstance(value, _SIMPLE) else id(value) for name, value in there.items()}
+        found |= {name: _mark(value) for name, value in there.items()}
         dataset, depth = vars(dataset).get("dataset"), depth + "."
     return found
+
+
+def _mark(value: object) -> object:
+    """Returns what differs once an attribute is assigned, or its first elements are."""
+    if isinstance(value, _SIMPLE):
+        return value
+    if isinstance(value, list):
+        return id(value), *map(id, value[:COMPARED])
+    return (id(value), value._version) if isinstance(value, Tensor) else id(value)
 
 
 def require_unchanged(dataset: Any, before: Mapping[str, object], when: str, remedy: str) -> None:

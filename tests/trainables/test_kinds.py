@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import Dataset, TensorDataset
 
-from trainables import Knob, kinds, own_loop
+from trainables import Knob, kinds, loader_check, own_loop
 from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.resident import Resident
@@ -307,7 +307,7 @@ def test_two_workers_of_a_stream_change_what_is_learned(
     streamed = {"def train": STREAM, "DATA, shuffle=True": "Stream()", "loader())": "loader()), samples=64"}
     path = tmp_path / f"stream_{is_stream}_{workers}.py"
     changed, _ = found_in_loop(path, {"micro_batch_size": 8, "num_workers": workers}, **(streamed if is_stream else {}))
-    assert changed == ({"num_workers": kinds.STREAM} if is_found else {})
+    assert changed == ({"num_workers": loader_check.STREAM} if is_found else {})
 
 
 @pytest.mark.parametrize(

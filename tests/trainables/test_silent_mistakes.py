@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from tests.trainables import test_own_loop
 from tests.trainables.test_own_loop import events, prepared
-from trainables import kinds, own_loop
+from trainables import kinds, loader_check, own_loop
 from trainables.batches import SampleCounts
 from trainables.loader_check import SHARES_A_FILE, reads_differ
+from trainables.own_count import OwnState
 from trainables.plan import Plan
 from trainables.workload import LoopError
 
@@ -106,7 +109,7 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
     )
     workload = script(LOSSES.replace("LINES", lines))
     with pytest.raises(LoopError, match=why) if why else nullcontext():
-        assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128  # type: ignore[union-attr]
+        assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,11 @@ def train(run):
 FILLS = "raise torch.OutOfMemoryError('full')"
 
 
+def thrice(state: OwnState) -> None:
+    for _ in range(3):
+        own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
+
+
 @pytest.mark.parametrize(
     ("keeps", "evaluates", "why"),
     [
@@ -157,7 +165,7 @@ FILLS = "raise torch.OutOfMemoryError('full')"
 def test_memory_that_no_micro_batch_frees_is_named(script: Any, keeps: str, evaluates: str, why: str) -> None:
     state = prepared(script(FULL.replace("KEEPS", keeps).replace("EVALUATES", evaluates)), PLAN)
     with pytest.raises(LoopError if why else torch.OutOfMemoryError, match=why or "full"):
-        [own_loop.train(own_loop.prepare(state.resident, state.config, PLAN)) for _ in range(3)]
+        thrice(state)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +337,60 @@ class Noisy(Dataset[torch.Tensor]):
         return torch.randn(3) + index
 
 
-def test_samples_drawn_anew_tell_nothing_of_processes() -> None:
-    assert not reads_differ(Noisy(), 2)
+class Draws(Noisy):
+    """Samples that are drawn by a generator of the data set's own, or count how often they were read."""
+
+    def __init__(self, *, counts: bool) -> None:
+        self.generator, self.reads, self._counts = np.random.default_rng(0), 0, counts
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.reads += 1
+        return torch.tensor(self.reads if self._counts else self.generator.random()) + index
+
+
+def seeds_its_own(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.generator = np.random.default_rng(torch.initial_seed() % 2**32)  # type: ignore[attr-defined]
+
+
+class OfNumPy(Noisy):
+    """Samples that are drawn by NumPy's own generator, which torch seeds in each process."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(np.random.rand()) + index
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_copies_of_a_generator_are_told_from_seeded_ones(workers: int) -> None:
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert not reads_differ(Noisy(), workers)
+    assert not reads_differ(OfNumPy(), workers)
+    assert reads_differ(Draws(counts=False), workers) == loader_check.COPIES
+    assert reads_differ(Draws(counts=True), workers) == loader_check.COPIES
+    assert not reads_differ(Draws(counts=False), workers, seeds_its_own)
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
+
+
+class Stream(IterableDataset[tuple[str, torch.Tensor]]):
+    """Texts and numbers, which each process reads whole, or its share of."""
+
+    def __init__(self, *, cut: str) -> None:
+        self._cut = cut
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        info = get_worker_info()
+        part, parts = (info.id, info.num_workers) if info else (0, 1)
+        numbers = range(400)
+        cuts = {"": numbers, "in turns": numbers[part::parts], "halves": numbers[part * 400 // parts :][: 400 // parts]}
+        return ((str(n), torch.tensor(n // 2)) for n in cuts[self._cut])
+
+
+def test_stream_that_every_process_reads_whole_is_told_from_a_sharded_one() -> None:
+    assert reads_differ(Stream(cut=""), 2) == loader_check.STREAM
+    assert not reads_differ(Stream(cut="in turns"), 2)
+    assert not reads_differ(Stream(cut="halves"), 2)
+    assert not reads_differ(Stream(cut=""), 1)
 
 
 KEPT = """
