@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
@@ -185,10 +186,11 @@ def _run(
 
 @dataclass(frozen=True)
 class _Counts:
-    """The optimiser steps of a few batches, by optimiser, and each learning rate over its initial one."""
+    """The optimiser steps of a few batches, by optimiser, the learning rates of each, and updates of averages."""
 
     steps: Mapping[str, int]
     rates: Sequence[float]
+    averaged: int
 
 
 def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds: float) -> str:
@@ -209,8 +211,14 @@ def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds:
             )
     if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(one.rates, two.rates, strict=False)):
         return (
-            f"the learning rate after {batches} batches is another with each batch cut in two: the loop steps a "
-            "scheduler after each micro-batch; shown to run.prepare, it is stepped once a batch"
+            f"learning rates of {batches} batches are others with each batch cut in two: the loop sets them by "
+            "micro-batches, or by len(loader), which counts these; a scheduler that is made for run.steps and shown to "
+            "run.prepare is stepped once a batch"
+        )
+    if one.averaged != two.averaged:
+        return (
+            f"averaged weights were updated {one.averaged} times in {batches} batches, and {two.averaged} times with "
+            "each batch cut in two: update them if run.backward(...) returned true"
         )
     return ""
 
@@ -219,22 +227,31 @@ def _counts(resident: OwnResident, config: Config, samples: int) -> _Counts:
     """Returns what a custom loop's optimisers did on its first samples."""
     steps: dict[int, int] = {}
     names: dict[int, str] = {}
+    rates: list[float] = []
+    averaged: list[nn.Module] = []
 
     def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         sizes = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         names[id(optimizer)] = f"the {type(optimizer).__name__} of {sizes:,} weights"
         steps[id(optimizer)] = steps.get(id(optimizer), 0) + 1
+        rates.extend(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+
+    def update(average: AveragedModel, model: nn.Module) -> None:
+        averaged.append(average)
+        update_parameters(average, model)
 
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of a scheduler that steps before its optimiser
         stack.callback(register_optimizer_step_post_hook(count).remove)
+        update_parameters = AveragedModel.update_parameters
+        stack.callback(setattr, AveragedModel, "update_parameters", update_parameters)
+        AveragedModel.update_parameters = update  # type: ignore[assignment,method-assign]
         state = own_loop.prepare(resident, config, Plan(samples=samples))
         own_loop.train(state)
-    rates = [now / first for first, now in own_loop.rates_of(state) if first]
     found: dict[str, int] = {}
     for key, number in steps.items():
         found[names[key]] = found.get(names[key], 0) + number
-    return _Counts(found, rates)
+    return _Counts(found, rates, len(averaged))
 
 
 def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> _Learned:

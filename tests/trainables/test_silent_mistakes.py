@@ -52,6 +52,20 @@ def train(run):
 """
 
 
+BY_TURNS = "SEEN.append(0); optimizer.param_groups[0]['lr'] = run['learning_rate'] / (1 + len(SEEN))"
+AVERAGED = """
+def train(run):
+    net, optimizer = made(run)
+    average = torch.optim.swa_utils.AveragedModel(net)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        stepped = run.backward(loss_of(net, batch), optimizer)
+        if STEPPED:
+            average.update_parameters(net)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -59,8 +73,11 @@ def train(run):
         (TWO_NETS.replace("COUNTER", "run.batch"), ""),
         (SCHEDULED.replace("SHOWN", "").replace("STEP", "schedule.step()"), "shown to run.prepare"),
         (SCHEDULED.replace("SHOWN", ", schedule").replace("STEP", ""), ""),
+        (SCHEDULED.replace("SHOWN", "").replace("STEP", BY_TURNS), "sets them by micro-batches"),
+        (SCHEDULED.replace("SHOWN", "").replace("STEP", f"if run.ends_batch: {BY_TURNS}"), ""),
+        (AVERAGED.replace("STEPPED", "True"), "averaged weights were updated"),
+        (AVERAGED.replace("STEPPED", "stepped"), ""),
     ],
-    ids=["counts micro-batches", "counts batches", "steps its schedule", "shows its schedule"],
 )
 def test_loop_that_counts_micro_batches_is_told(script: Any, body: str, why: str) -> None:
     state = prepared(script(body), PLAN, micro_batch_size=16)
