@@ -52,7 +52,7 @@ def train(run):
 """
 
 
-BY_TURNS = "SEEN.append(0); optimizer.param_groups[0]['lr'] = run['learning_rate'] / (1 + len(SEEN))"
+BY_TURNS = "turns = locals().get('turns', 1) + 1; optimizer.param_groups[0]['lr'] = run['learning_rate'] / turns"
 AVERAGED = """
 def train(run):
     net, optimizer = made(run)
