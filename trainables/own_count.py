@@ -46,13 +46,11 @@ class OwnResident:
         self.meter = LiveBytes()
         self.first_weights = FirstWeights()
         self.earlier_models = EarlierModels()
-        self.dtype = torch.get_default_dtype()
-        """The default dtype after the import of the file: what a training sets is not left to the next."""
         self.kept_bytes: int | None = None
         """Bytes that the module itself holds on the device: those left after its first training."""
         self.asked: set[str] = set()
         """The knobs that the function has read in any training so far."""
-        self.pass_samples, self.drops_last, self.own_size = 0, False, 0
+        self.pass_samples, self.drops_last, self.own_size, self.pass_batches = 0, False, 0, 0
         """The data of the last training, as in `OwnState`."""
         self.rates: dict[tuple[Any, ...], float] | None = {}
         """For each batch size and rates of the optimisers: learning_rate of a complete training. None once equal rates
@@ -76,6 +74,9 @@ class OwnState(RunState):
     """Whether an epoch leaves out its last, smaller batch."""
     own_size: int = 0
     """The batch size of the user's loader if the loop never asked for that of a knob; 0 otherwise."""
+    pass_batches: int = 0
+    """The batches of one epoch, if a batch sampler of the user's gives them various sizes, -1 if it has no length;
+    otherwise 0."""
     steps_told: int = 0
     """The steps of the whole run as `run.steps` returned them last; 0 if it was never read."""
     is_misled: bool = False
@@ -203,6 +204,8 @@ class Counted:
     @property
     def steps(self) -> int:
         """The optimiser steps of the whole run, for a schedule."""
+        if self._state.pass_batches < 0:
+            raise LoopError("run.steps is not known, as the batch sampler has no length: schedule by run.progress")
         self._state.steps_told = self._steps()
         return self._state.steps_told
 
@@ -246,6 +249,8 @@ class Counted:
             if size == self._micro():  # or an earlier training made the loader
                 state.asked_here |= state.asked & {"micro_batch_size"}
             state.own_size = 0 if state.asked_here & {"batch_size", "micro_batch_size"} else int(size or 0)
+            sampler = batches.sampler_of(loader)
+            state.pass_batches = 0 if sampler is None else batches.length_of(sampler) or -1
             self._knows_data = True
             state.is_misled = state.steps_told not in (0, self._steps())
             state.active["seed"] = torch.initial_seed()  # the user's function may have set another seed than the run's
@@ -455,6 +460,8 @@ class Counted:
 
     def _steps(self) -> int:
         state, accumulation = self._state, self._accumulation
+        if state.pass_batches > 0:
+            return math.ceil(self.samples / state.pass_samples * state.pass_batches / accumulation)
         micro = state.own_size or self._micro()
         whole = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
         whole = whole or self.samples  # one epoch, if its size is not known

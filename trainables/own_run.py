@@ -184,7 +184,8 @@ class Run(Counted):
                 raise Ended
             state.ranks.same_order()
             shown = self._shown_data(source)
-            epoch, counts = iter(loader), batches.SampleCounts(source)
+            counts = batches.SampleCounts(source)
+            epoch = iter(loader)
             for whole in epoch:
                 if not (self._is_alone or self._since_step or is_asked or state.ranks.more(state.samples)):
                     raise Ended

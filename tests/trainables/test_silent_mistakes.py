@@ -435,9 +435,44 @@ def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
 
 
 def test_default_dtype_of_a_training_is_not_left_to_the_next(script: Any) -> None:
-    once = "SEEN or torch.set_default_dtype(torch.float64); SEEN.append(0)"
+    once = "SEEN or (torch.set_default_dtype(torch.float64), torch.set_num_threads(7)); SEEN.append(0)"
+    threads = torch.get_num_threads()
     state = prepared(script(KEPT.replace("KEEPS", "False").replace("FIRST", once)), PLAN)
     with pytest.raises(RuntimeError):  # float64 weights and float32 data
         own_loop.train(state)
     own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
-    assert torch.get_default_dtype() == torch.float32
+    assert (torch.get_default_dtype(), torch.get_num_threads()) == (torch.float32, threads)
+
+
+TOKENS = """
+class Tokens:
+    def __iter__(self):
+        return iter([[0, 1, 2], [3], [4, 5, 6, 7]])
+    LENGTH
+
+def train(run):
+    SEEN.append(READS)
+    data = [torch.ones(3 + i, 4) for i in range(8)]
+    loader = DataLoader(data, batch_sampler=Tokens(), collate_fn=torch.cat, num_workers=run["num_workers"])
+    net, optimizer = made(run)
+    for batch in run.batches(loader):
+        run.backward(net(batch).mean(), optimizer)
+        if run.evaluate_now:
+            SEEN.append(run.steps)
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("plan", [Plan(8, (8,)), Plan(20, (20,))])
+def test_batches_of_tokens_are_counted_by_their_sampler(script: Any, workers: int, plan: Plan) -> None:
+    length = "def __len__(self): return 3"
+    workload = script(TOKENS.replace("LENGTH", length).replace("READS", "run.steps"))
+    found = events(workload, plan, num_workers=workers)
+    steps = {8: 3, 20: 8}[plan.samples]
+    assert (found[-1].samples, workload.train.__globals__["SEEN"][1:]) == (plan.samples, [steps, steps])
+
+
+def test_steps_of_a_sampler_without_a_length_are_not_known(script: Any) -> None:
+    with pytest.raises(LoopError, match=r"run\.progress"):
+        events(script(TOKENS.replace("LENGTH", "").replace("READS", "run.steps")), Plan(8, (8,)))
