@@ -39,6 +39,8 @@ from trainables.stopwatch import Window
 from trainables.workload import Config, LoopError, WorkloadError, phases
 
 SAMPLES, MOST_BATCHES = 8, 8
+MORE_SAMPLES, QUICK_S = 64, 0.2
+"""So many samples are compared, too, if the first ones take less than so many seconds: they show more classes."""
 GRADIENT_ROUNDING_FRAC = 1e-3
 """The largest difference of a gradient, relative to its norm, that counts as rounding."""
 NOISE_TIMES = 3.0
@@ -94,17 +96,19 @@ def differing(
     """Returns the knobs of `changes` whose other value changes what is learned, with the reason in words; adds to
     `untold` the knobs for which the measurement cannot tell.
 
-    The value of `micro_batch_size` is ignored: a batch of eight is trained on whole and in halves. In a custom loop,
-    only knobs that it reads are tried, on its first eight samples. Raises what the workload raises, HookFailed if a
-    hook raised it, and WorkloadError if a custom loop does not show its model, which all knobs but `num_workers` need.
+    The value of `micro_batch_size` is ignored: a batch of eight, and a larger one, is trained on whole and in halves.
+    In a custom loop, only knobs that it reads are tried, on its first samples. Raises what the workload raises,
+    HookFailed if a hook raised it, and WorkloadError if a custom loop does not show its model, which all knobs but
+    `num_workers` need.
     """
     if isinstance(resident, OwnResident):
-        changes, count = {name: value for name, value in changes.items() if name in resident.asked}, SAMPLES
+        changes = {name: value for name, value in changes.items() if name in resident.asked}
         if not changes:
             return {}
+        count, most = SAMPLES, resident.pass_samples
     else:
-        count = min(SAMPLES, size_of(resident.dataset(config, "train")))
-    count -= count % 2
+        most = size_of(resident.dataset(config, "train"))
+        count = min(SAMPLES, most) // 2 * 2
     if count < 2:
         return {}
     base = config.with_knobs(**_STEADY, batch_size=count, micro_batch_size=count)
@@ -161,6 +165,12 @@ def differing(
             reasons[name] = "a step differs by more than its random numbers explain"
         elif untold is not None:
             untold.append(name)
+    if "micro_batch_size" in changes and noise is None and whole.seconds < QUICK_S:
+        more = min(MORE_SAMPLES, most) // 2 * 2
+        large = base.with_knobs(batch_size=more, micro_batch_size=more)
+        pair = (_run(resident, one, more) for one in (large, large.with_knobs(micro_batch_size=more // 2)))
+        if more > count and _difference(*pair)[0] > GRADIENT_ROUNDING_FRAC:
+            reasons["micro_batch_size"] = NOT_A_MEAN
     return reasons
 
 
@@ -171,9 +181,11 @@ def _run(
 
     With `halves`, modules are also run on the first half of the first batch.
     """
-    learned = _Learned(halved_samples=count if halves else 0)
+    learned, began = _Learned(halved_samples=count if halves else 0), time.perf_counter()
     if isinstance(resident, OwnResident):
-        return _run_custom_loop(resident, config, count, noise_seed, learned)
+        _run_custom_loop(resident, config, count, noise_seed, learned)
+        learned.seconds = time.perf_counter() - began
+        return learned
     few = Few(resident, {"train": count, "val": count})
     shares = phases(resident.workload, config)
     batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
@@ -181,6 +193,7 @@ def _run(
     with _recording(learned, state.model, state.optimizer, config), _Functions(learned), torch.random.fork_rng():
         torch.manual_seed(noise_seed)
         loop.train(state)
+    learned.seconds = time.perf_counter() - began
     return learned
 
 
@@ -254,9 +267,8 @@ def _counts(resident: OwnResident, config: Config, samples: int) -> _Counts:
     return _Counts(found, rates, len(averaged))
 
 
-def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> _Learned:
-    """Returns what the first batch of a custom loop taught; `noise_seed` is set after the batch was drawn."""
-    began = time.perf_counter()
+def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> None:
+    """Adds what the first batch of a custom loop taught; `noise_seed` is set after the batch was drawn."""
     state = own_loop.prepare(resident, config, Plan(samples=FAR * count))
     # Without it, numbers drawn after the batch, as for augmentation, would depend on the micro-batch.
     state.noise_seed = noise_seed or None
@@ -272,8 +284,6 @@ def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_se
 
     with _Functions(learned), contextlib.ExitStack() as stack:
         own_loop.train(state, heard)
-    learned.seconds = time.perf_counter() - began
-    return learned
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import hashlib
+import io
 import itertools
 import multiprocessing
 import random
@@ -28,7 +30,7 @@ MOST_SAMPLES, READ_S = 4096, 0.5
 """Samples that are compared, fewer if reading them takes longer than so many seconds."""
 MOST_TIMES = 100
 """Loader processes read quick samples as often: they disturb each other only while both read."""
-CHUNK = 16
+CHUNK, SETTLED_S = 16, 0.05
 STREAMED = 32
 """Samples of a stream that are compared, for each loader process."""
 HANG_S = 10
@@ -43,7 +45,7 @@ COPIES = (
 )
 SHARES_A_FILE = (
     "loader processes read other samples than this process does: they may share an open file, which has one position "
-    "for all; open it in worker_init_fn, or in the first __getitem__ of each process"
+    "for all; open it in worker_init_fn, or in the first __getitem__ of each process (by os.getpid())"
 )
 
 
@@ -53,9 +55,11 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
     `init` is the loader's worker_init_fn. "" also if nothing can be told: the data set has no length, or reading fails
     in this process, too, which a training reports.
     """
+    given = dataset
     try:
-        if isinstance(dataset, IterableDataset):
-            return _stream_differs(dataset, workers, init) if workers > 1 else ""
+        if isinstance(given, IterableDataset):
+            return _stream_differs(given, workers, init) if workers > 1 else ""
+        dataset = _copied(given)
         size = length_of(dataset)
         if not size:
             return ""
@@ -69,14 +73,36 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
         here = _read(dataset, picks, seed=1)
         if here != (other := _read(dataset, picks, seed=2)):
             drawn = next(pick for pick, a, b in zip(picks, here, other, strict=True) if a != b)
-            return _copies_differ(dataset, drawn, workers, init)
+            return _copies_differ(given, drawn, workers, init)
         times = 1 + int(min(MOST_TIMES, fitting / count)) if count else 0
         chunks = [picks[start : start + CHUNK] for start in range(0, count, CHUNK)] * times
-        there = _read_by(_loader(dataset, workers, init, batch_sampler=chunks))
+        there = _read_by(_loader(given, workers, init, batch_sampler=chunks))
     except Exception as error:  # whatever a user's data set raises
         is_theirs = "in DataLoader worker process" in str(error)  # what this process has just read
         return SHARES_A_FILE if is_theirs else ""
     return "" if here * times == there else SHARES_A_FILE
+
+
+def _copied(dataset: Any) -> Any:
+    """Returns a copy of a data set and of those that it wraps: a file opened in it is not open in the processes."""
+    if not hasattr(dataset, "__dict__"):
+        return dataset
+    copied = copy.copy(dataset)
+    if "dataset" in vars(copied):
+        vars(copied)["dataset"] = _copied(copied.dataset)
+    return copied
+
+
+def open_file(held: object, depth: int = 3) -> str:
+    """Returns the name of an attribute, or of one of its own, that is a file open for reading; "" for none."""
+    attributes: dict[str, object] = getattr(held, "__dict__", {})
+    for name, value in attributes.items():
+        if isinstance(value, io.IOBase):
+            if not value.closed and value.readable() and value.seekable() and not isinstance(value, io.BytesIO):
+                return name
+        elif depth and (within := open_file(value, depth - 1)):
+            return f"{name}.{within}"
+    return ""
 
 
 def _copies_differ(dataset: Dataset[Any], pick: int, workers: int, init: Callable[[int], None] | None) -> str:
@@ -84,7 +110,8 @@ def _copies_differ(dataset: Dataset[Any], pick: int, workers: int, init: Callabl
 
     What torch, NumPy and Python draw by their own generators is seeded in each process.
     """
-    if _read(dataset, [pick], seed=1) == _read(dataset, [pick], seed=1):
+    copied = _copied(dataset)
+    if _read(copied, [pick], seed=1) == _read(copied, [pick], seed=1):
         return ""
     loader = _loader(dataset, workers, init, batch_sampler=[[pick] * 4] * workers)
     return COPIES if _read_by(loader) == _read_by(loader) else ""
@@ -141,6 +168,20 @@ class _Together:
             self._init(worker)
         with contextlib.suppress(threading.BrokenBarrierError):
             self._barrier.wait(HANG_S / 2)
+
+
+def settled(dataset: Any) -> list[bytes] | None:
+    """Returns digests of two samples; None if a data set has no length, draws them anew, or takes long to read."""
+    size = None if isinstance(dataset, IterableDataset) else length_of(dataset)
+    if not size or not hasattr(dataset, "__getitem__"):
+        return None
+    try:
+        copied, picks, began = _copied(dataset), (0, size // 2), time.perf_counter()
+        found = _read(copied, picks, seed=1)
+        is_quick = time.perf_counter() - began < SETTLED_S
+        return found if is_quick and found == _read(copied, picks, seed=1) else None
+    except Exception:  # whatever a user's data set raises: the training reports it
+        return None
 
 
 def draws(dataset: Dataset[Any], picks: Sequence[int]) -> bool:

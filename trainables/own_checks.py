@@ -11,12 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from trainables.batches import length_of
+from trainables.loader_check import settled
 from trainables.workload import LoopError
 
 COMPARED = 64
 """Numbers of each parameter that are compared."""
 LEAST_HELD = 2
 """So many earlier models that are still held are a list; one may be a global name that the next training replaces."""
+CHECKED_EPOCHS = 3
+STALE = (
+    "samples are others than in the epoch before, by what was set in this process, which loader processes that stay do "
+    "not see: knobs.persistent_workers=false starts them anew"
+)
 EVALUATES = (
     "train(run) ran out of memory in its evaluation, which no micro-batch changes: evaluate smaller batches under "
     "torch.no_grad(), and keep no outputs on the device"
@@ -109,20 +116,52 @@ class FirstWeights:
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, dict[str, Tensor]] = {}
+        self._states: dict[Hashable, int] = {}
 
-    def require_equal(self, model: nn.Module, seed: int, own: Hashable) -> None:
-        """Raises LoopError if an earlier training began with other weights; `own` are the values of its own knobs."""
-        named = model.named_parameters()
+    def require_equal(
+        self, model: nn.Module, seed: int, own: Hashable, optimizers: Iterable[torch.optim.Optimizer] = ()
+    ) -> None:
+        """Raises LoopError if an earlier training began with other weights, or without an optimiser's state.
+
+        `own` are the values of its own knobs.
+        """
+        states = sum(len(getattr(optimizer, "state", ())) for optimizer in optimizers)
+        named = [*model.named_parameters(), *model.named_buffers()]
         parameters = [(n, p) for n, p in named if p.layout is torch.strided and p.is_floating_point()]
         weights = {name: p.detach().flatten()[:COMPARED].to("cpu", torch.float32, copy=True) for name, p in parameters}
         key = seed, own, tuple((name, p.dtype, tuple(p.shape)) for name, p in parameters)
         first = self._seen.setdefault(key, weights)
+        if states != self._states.setdefault(key, states):
+            raise LoopError(
+                "an optimiser begins with the state of an earlier training: is it made at module level? make it inside "
+                "train(run)"
+            )
         for name, value in weights.items():
             if not torch.allclose(value, first[name], rtol=1e-3, atol=1e-6, equal_nan=True):
                 raise LoopError(
                     f"{name} begins with other weights than in an earlier training of the same seed: is the net made "
                     "at module level, or a checkpoint loaded that train(run) writes? make the net inside train(run)"
                 )
+
+
+class FirstSamples:
+    """A few samples of the data sets with which trainings of a process began, by seed, length and own knobs."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, list[bytes] | None] = {}
+
+    def require_equal(self, dataset: Any, seed: int, own: Hashable) -> None:
+        """Raises LoopError if an earlier training began with other samples; `own` are the values of its own knobs."""
+        key = seed, own, type(dataset), length_of(dataset)
+        if self._seen.get(key, []) is None:  # they are drawn, or take long to read
+            return
+        found = settled(dataset)
+        if found != self._seen.setdefault(key, found):
+            raise LoopError(
+                f"{type(dataset).__name__} begins with other samples than in an earlier training of the same seed: "
+                "does train(run) change data of the module in place, or an attribute of the data set? begin with the "
+                "same each time"
+            )
 
 
 def settings_of(dataset: Any) -> dict[str, object]:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.live_bytes import LiveBytes
-from trainables.own_checks import TWO_LOOPS, EarlierModels, FirstWeights
+from trainables.own_checks import TWO_LOOPS, EarlierModels, FirstSamples, FirstWeights
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
 from trainables.reports import READY, Ended, Event
@@ -45,6 +45,7 @@ class OwnResident:
         self.workload = workload
         self.meter = LiveBytes()
         self.first_weights = FirstWeights()
+        self.first_samples = FirstSamples()
         self.earlier_models = EarlierModels()
         self.kept_bytes: int | None = None
         """Bytes that the module itself holds on the device: those left after its first training."""
@@ -176,6 +177,8 @@ class Counted:
         """The calls of `batches` that have begun and were not left."""
         self._data: Mapping[str, object] | None = None
         """The attributes of the data set as loader processes were given it last; None if there are none."""
+        self._samples: list[bytes] | None = None
+        """Digests of a few samples of it, as processes that stay were given it."""
         self._schedules: list[LRScheduler] = []
         """The schedulers that `backward` steps, each after its optimiser."""
         self._schedules_at: dict[int, int | None] = {}
@@ -255,10 +258,11 @@ class Counted:
             state.is_misled = state.steps_told not in (0, self._steps())
             state.active["seed"] = torch.initial_seed()  # the user's function may have set another seed than the run's
             state.marks = {} if state.model is None else marks(state.model)
+            knobs = state.config.knobs
+            own = tuple((name, knobs.as_dict()[name]) for name in sorted(knobs.table.own))
+            state.resident.first_samples.require_equal(state.dataset, self.seed, own)
             if state.model is not None:
-                own = state.config.knobs.table.own
-                values = tuple((name, state.config.knobs.as_dict()[name]) for name in sorted(own))
-                state.resident.first_weights.require_equal(state.model, self.seed, values)
+                state.resident.first_weights.require_equal(state.model, self.seed, own, state.optimizers)
             self._give(READY)
             if state.epoch:  # this window is to train on other batches
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)

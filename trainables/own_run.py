@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, own_checks, precision
 from trainables.knobs import asked_by
+from trainables.loader_check import SHARES_A_FILE, open_file, settled
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted
 from trainables.reports import Ended
@@ -245,11 +246,17 @@ class Run(Counted):
         if not getattr(loader, "num_workers", 0):
             return {}
         data = getattr(loader, "dataset", None)
+        if getattr(loader, "worker_init_fn", None) is None and (name := open_file(data)):
+            raise LoopError(f"{type(data).__name__}.{name} is open as loader processes start: {SHARES_A_FILE}")
         if self._data is not None and getattr(loader, "persistent_workers", False):
             own_checks.require_unchanged(
                 data, self._data, "between epochs", "knobs.persistent_workers=false starts them anew"
             )
         self._data = own_checks.settings_of(data)
+        if getattr(loader, "persistent_workers", False) and self._state.epoch < own_checks.CHECKED_EPOCHS:
+            samples, self._samples = self._samples, settled(data)
+            if None not in (samples, self._samples) and samples != self._samples:
+                raise LoopError(own_checks.STALE)
         return self._data
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -273,6 +280,8 @@ class Run(Counted):
         to `prepare` step with their optimiser.
         """
         stepped = optimizer or self._state.optimizer
+        if isinstance(stepped, torch.optim.LBFGS):
+            raise LoopError("LBFGS.step takes a closure, so step it by lines of your own, with run.step() after each")
         if stepped is None:
             raise LoopError("run.backward(loss) needs an optimiser: run.backward(loss, optimizer), or run.prepare")
         limit = self._max_norm if max_norm is None else float(max_norm)

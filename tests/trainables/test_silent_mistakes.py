@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from tests.trainables import test_own_loop
 from tests.trainables.test_own_loop import events, prepared
 from trainables import kinds, loader_check, own_loop
 from trainables.batches import SampleCounts
-from trainables.loader_check import SHARES_A_FILE, reads_differ
+from trainables.loader_check import SHARES_A_FILE, open_file, reads_differ
 from trainables.own_count import OwnState
 from trainables.plan import Plan
 from trainables.workload import LoopError
@@ -341,7 +341,54 @@ def test_file_handle_shared_by_loader_processes_is_found(tmp_path: Path) -> None
     assert not reads_differ(Records(tmp_path / "own.bin", shared=False), 2)
     with closing(Records(tmp_path / "shared.bin", shared=True)) as shared:
         assert reads_differ(shared, 2)
+        assert open_file(Subset(shared, [0])) == "dataset._file"
+    assert not open_file(shared)
     assert "worker_init_fn" in SHARES_A_FILE
+
+
+class Lazy(Records):
+    """Records whose first reading opens the file."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self._file = self._file or self._path.open("rb", buffering=0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_file_opened_by_each_process_is_not_opened_before(tmp_path: Path) -> None:
+    lazy = Lazy(tmp_path / "lazy.bin", shared=False)
+    assert not reads_differ(lazy, 2)
+    assert not open_file(lazy)
+
+
+OPENS = """
+class Records(torch.utils.data.Dataset):
+    def __init__(self):
+        self.file = open(__file__, "rb")
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return X[index], X[index].sum()
+
+def opens(worker):
+    torch.utils.data.get_worker_info().dataset.file = open(__file__, "rb")
+
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(DataLoader(Records(), worker_init_fn=INIT, **run.loader())):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+@pytest.mark.parametrize(
+    ("init", "workers", "why"), [("None", 2, "Records.file is open"), ("None", 0, ""), ("opens", 2, "")]
+)
+def test_open_file_is_not_handed_to_loader_processes(script: Any, init: str, workers: int, why: str) -> None:
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
+        events(script(OPENS.replace("INIT", init)), PLAN, num_workers=workers)
 
 
 class Noisy(Dataset[torch.Tensor]):
@@ -432,6 +479,49 @@ def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
     again = state.config.with_knobs(learning_rate=0.05)
     with pytest.raises(LoopError, match="module level") if keeps else nullcontext():
         own_loop.train(own_loop.prepare(state.resident, again, PLAN))
+
+
+LEFT = """
+SCALE = [0]
+NET = nn.Linear(4, 1)
+ADAM = torch.optim.Adam(NET.parameters())
+FIRST = [p.detach().clone() for p in NET.parameters()]
+
+class Scaled(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return X[index] + SCALE[0], X[index].sum()
+
+def train(run):
+    net, optimizer, data = nn.Linear(4, 1), None, DATA
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
+    LINES
+    run.prepare(net, optimizer)
+    loader = DataLoader(data, **run.loader())
+    for epoch in run.epochs():
+        for batch in run.batches(loader):
+            run.backward(loss_of(net, batch), optimizer)
+        SCALE[0] += 1
+    run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "knobs", "why"),
+    [
+        ("data = Scaled()", {}, "other samples than in an earlier training"),
+        ("SCALE[0] = 0; data = Scaled()", {}, ""),
+        ("X.sub_(1)", {}, "other samples than in an earlier training"),
+        ("SCALE[0] = 0; data = Scaled()", {"num_workers": 1, "persistent_workers": True}, "in the epoch before"),
+        ("[p.data.copy_(v) for p, v in zip(NET.parameters(), FIRST)]; net, optimizer = NET, ADAM", {}, "the state of"),
+        ("optimizer = torch.optim.LBFGS(net.parameters())", {}, "takes a closure"),
+    ],
+)
+def test_what_a_training_leaves_behind_is_told(script: Any, lines: str, knobs: dict[str, Any], why: str) -> None:
+    state = prepared(script(LEFT.replace("LINES", lines)), PLAN, micro_batch_size=16, **knobs)
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
+        thrice(state)
 
 
 def test_default_dtype_of_a_training_is_not_left_to_the_next(script: Any) -> None:
