@@ -20,7 +20,7 @@ from trainables.ranks import part_size
 from trainables.state import State, check_objectives, watched
 from trainables.workload import WorkloadError
 
-ALIKE = 1.1
+SAME_PLACE = 1.1
 """Two evaluations that run out of memory after up to so many times as many samples do so at the same place."""
 KEEPS = (
     "evaluate() ran out of memory, as it keeps what it computes for each batch on the device, whatever the batch size: "
@@ -49,7 +49,7 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     called = state.model if state.counting else model
     before = 0
     while (result := _evaluate_once(state, called, seen := _Seen())) is None:
-        if seen.keeps and seen.samples <= ALIKE * before:
+        if seen.keeps and seen.samples <= SAME_PLACE * before:
             raise WorkloadError(KEEPS)
         before, state.evaluation_batch = seen.samples, (_size(state) + 1) // 2
         state.counts = state.capped
