@@ -201,16 +201,16 @@ MOST_LINES = {
     "tuning/config/*.py": 2_530,
     "tuning/journal/*.py": 1_440,
     "tuning/memory/*.py": 3_170,
-    "tuning/report/*.py": 3_190,
+    "tuning/report/*.py": 3_270,
     "tuning/search/*.py": 3_540,
     "tuning/stats/*.py": 170,
     "tuning/study/*.py": 1_430,
     "tuning/workers/*.py": 4_840,
-    "trainables/*.py": 11_220,
+    "trainables/*.py": 11_670,
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 760,
-    "tests/trainables/*.py": 7_750,
-    "tests/tuning/*.py": 15_320,
+    "tests/trainables/*.py": 8_130,
+    "tests/tuning/*.py": 15_350,
 }
 
 

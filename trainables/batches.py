@@ -6,6 +6,7 @@ workers nor on the size of micro-batches.
 
 from __future__ import annotations
 
+import collections
 import copy
 import inspect
 import itertools
@@ -28,6 +29,8 @@ from trainables.workload import Augment, Batch, Config
 
 FORKS = "fork" if sys.platform == "linux" else None
 """Workers that import anew, the default of Python 3.14, cannot find classes of a user's file. Workers use no CUDA."""
+LEAST_FILES, MOST_FILES = 1024, 65_536
+"""A loader process hands over each tensor by an open file; if fewer may be open, it waits forever without a word."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,19 @@ def fork_workers() -> None:
     by = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if FORKS is not None and by != FORKS:
         multiprocessing.set_start_method(FORKS, force=True)
+    if FORKS is not None and _open_files() < LEAST_FILES:
+        torch.multiprocessing.set_sharing_strategy("file_system")
+
+
+def _open_files() -> int:
+    """Returns how many files this process may open, once that is as many as the system lets it."""
+    import resource  # Linux has it
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
+    if soft < (more := min(hard, MOST_FILES)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return max(soft, more)
 
 
 def as_it_is(batch: Batch) -> Batch:
@@ -256,24 +272,55 @@ def length_of(source: Any) -> int | None:
         return None
 
 
+class CountedSampler:
+    """A batch sampler whose batches have any size, such as those of so many tokens; `sizes` are those not yet taken."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.sizes: collections.deque[int] = collections.deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        self.sizes = sizes = collections.deque[int]()
+        for indices in self._sampler:
+            sizes.append(len(indices))
+            yield indices
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+def sampler_of(loader: Any) -> CountedSampler | None:
+    """Returns the batch sampler of a DataLoader that has no batch size, which from now on counts; else None."""
+    if type(loader) is not DataLoader or loader.batch_size is not None or loader.batch_sampler is None:
+        return None
+    if not isinstance(loader.batch_sampler, CountedSampler):
+        vars(loader)["batch_sampler"] = CountedSampler(loader.batch_sampler)  # torch refuses an assignment
+    return cast(CountedSampler, loader.batch_sampler)
+
+
 class SampleCounts:
     """Counts the samples of a loader's batches.
 
-    A DataLoader knows how many samples it draws, whatever its collate function makes of them. For a stream it knows the
-    `batch_size`: the tensor of that length counts the samples, which in a batch of graphs need not be the first. For
-    any other loader the count is the length of the batch's first tensor along a dimension; without a tensor, the
-    loader's `batch_size`; without that, `usual`.
+    A batch sampler knows the samples of its batches, and a DataLoader how many it draws, whatever its collate function
+    makes of them. For a stream it knows the `batch_size`: the tensor of that length counts the samples, which in a
+    batch of graphs need not be the first. For any other loader the count is the length of the batch's first tensor
+    along a dimension; without a tensor, the loader's `batch_size`; without that, `usual`.
     """
 
     def __init__(self, loader: Any, usual: int | None = None) -> None:
         self._size = int(getattr(loader, "batch_size", None) or 0)
         self._drawn = length_of(getattr(loader, "sampler", None)) or 0
-        self._usual = usual
+        self._usual, self._sampler = usual, sampler_of(loader)
         self._place: int | None = None
         """Which tensor of a batch had the length of the loader's `batch_size`; None before one had."""
 
     def of(self, batch: Batch, taken: int, dim: int = 0) -> int:
         """Returns the samples of a batch after `taken` samples of its epoch; raises TypeError if they are not known."""
+        if self._sampler is not None and self._sampler.sizes:
+            return self._sampler.sizes.popleft()
         if self._size and taken < self._drawn:
             return min(self._size, self._drawn - taken)
         shape = _shape(batch)

@@ -18,6 +18,14 @@ from torch import nn
 from trainables import batches, garbage, precision
 from trainables.ranks import part_size
 from trainables.state import State, check_objectives, watched
+from trainables.workload import WorkloadError
+
+SAME_PLACE = 1.1
+"""Two evaluations that run out of memory after up to so many times as many samples do so at the same place."""
+KEEPS = (
+    "evaluate() ran out of memory, as it keeps what it computes for each batch on the device, whatever the batch size: "
+    "move outputs to the CPU, or add up what is asked for"
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,11 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     state.counts = state.capped and state.sparse.evaluation()
     # As in training: a model compiled while operators are counted would stay uncompiled for good.
     called = state.model if state.counting else model
-    while (result := _evaluate_once(state, called)) is None:
-        state.evaluation_batch = (_size(state) + 1) // 2
+    before = 0
+    while (result := _evaluate_once(state, called, seen := _Seen())) is None:
+        if seen.keeps and seen.samples <= SAME_PLACE * before:
+            raise WorkloadError(KEEPS)
+        before, state.evaluation_batch = seen.samples, (_size(state) + 1) // 2
         state.counts = state.capped
         garbage.collect()
     values = {name: float(v) for name, v in result.items()}
@@ -51,17 +62,34 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     return Evaluation(state.samples, values, time.perf_counter() - start)
 
 
-def _evaluate_once(state: State, model: nn.Module) -> Mapping[str, float] | None:
+@dataclass
+class _Seen:
+    """What an evaluation has asked for so far: samples, and bytes that were held at its first and its last batch."""
+
+    samples: int = 0
+    first_bytes: int = 0
+    last_bytes: int = 0
+
+    @property
+    def keeps(self) -> bool:
+        """Returns whether most of what is held has come in the evaluation, and was not freed between batches."""
+        return self.last_bytes > 2 * self.first_bytes
+
+
+def _evaluate_once(state: State, model: nn.Module, seen: _Seen) -> Mapping[str, float] | None:
     """Returns the workload's objectives; None if memory ran out, and smaller batches may fit."""
     # Timing cuDNN's kernels pays only if a shape comes again; the last batch and padded batches have other shapes.
     knobs, device = state.config.knobs.with_(cudnn_benchmark=False), state.device
     try:
         with torch.no_grad(), watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
-            return state.resident.workload.evaluate(model, _on_device(state))
-    except torch.OutOfMemoryError:
-        if _size(state) == 1 or state.ranks.count > 1:  # the other ranks would wait during a second evaluation
+            return state.resident.workload.evaluate(model, _on_device(state, seen))
+    except torch.OutOfMemoryError as error:
+        if _size(state) > 1 and state.ranks.count == 1:  # other ranks would wait during a second evaluation
+            return None
+        if _size(state) > 1:
             raise
-        return None
+        what = "evaluate() ran out of memory with batches of one sample, which no micro-batch changes"
+        raise WorkloadError(f"{what}: does it keep its outputs on the device? ({error})") from None
 
 
 def _size(state: State) -> int:
@@ -69,16 +97,25 @@ def _size(state: State) -> int:
     return state.evaluation_batch or part_size(min(knobs.micro_batch_size, knobs.batch_size), state.ranks.count)
 
 
-def _on_device(state: State) -> Iterator[Any]:
+def _held_bytes(state: State) -> int:
+    if state.device.type == "cuda":
+        return int(torch.cuda.memory_allocated(state.device))
+    return state.meter.live_bytes if state.meter is not None else 0
+
+
+def _on_device(state: State, seen: _Seen) -> Iterator[Any]:
     """Yields the validation batches on the device; tensors made on the host are not counted as device memory."""
     knobs, size = state.config.knobs, _size(state)
     collated: Iterator[Any] | None = None
     while True:
+        seen.last_bytes = _held_bytes(state)
+        seen.first_bytes = seen.first_bytes or seen.last_bytes
         with state.meter.uncounted() if state.meter is not None else nullcontext():
             collated = collated or iter(state.resident.validation(state.config, size))
             batch = next(collated, None)
         if batch is None:
             return
+        seen.samples += size
         batch = batches.to_device(batch, state.device, non_blocking=knobs.non_blocking)
         if state.meter is not None:
             state.meter.adopt(batches.tensors_of(batch))

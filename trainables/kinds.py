@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
-from torch.utils.data import IterableDataset
 
 from trainables import loader_check, loop, own_loop, precision
 from trainables.batches import size_of
@@ -35,28 +35,34 @@ from trainables.plan import Plan
 from trainables.reports import READY, Event
 from trainables.resident import Resident
 from trainables.sanity import Few
-from trainables.workload import Config, WorkloadError, phases
+from trainables.stopwatch import Window
+from trainables.workload import Config, LoopError, WorkloadError, phases
 
 SAMPLES, MOST_BATCHES = 8, 8
+MORE_SAMPLES, QUICK_S = 64, 0.2
+"""So many samples are compared, too, if the first ones take less than so many seconds: they show more classes."""
 GRADIENT_ROUNDING_FRAC = 1e-3
 """The largest difference of a gradient, relative to its norm, that counts as rounding."""
 NOISE_TIMES = 3.0
 """A difference is due to the knob if it is more than so many times the difference between two seeds."""
 OTHERWISE = "gives a sample other values in a batch with other samples"
-STREAM = (
-    "the data set is a stream, which every loader process reads by itself: all of it, unless it is sharded by "
-    "get_worker_info()"
-)
 NOT_A_MEAN = (
     "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
     "tokens; the model may read padding; or a sampler makes other batches by micro_batch_size"
 )
+HALF = (
+    "a batch cut in two has half of its gradient: the loss is a sum, or divided by run.accumulation, where a mean is "
+    "asked for"
+)
+BY_CLASS = "{}(weight=...) divides by the weights of the classes in a micro-batch, which its halves have otherwise"
 COUNT_BATCHES, COUNT_S = 8, 1.5
 """Batches over which the optimiser steps of a custom loop are counted, fewer if they take longer than so many seconds.
 
 A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
 """
 RATE_ROUNDING_FRAC = 1e-6
+FAR = 1000
+"""Batches of a training whose first is compared: what goes by run.progress is the same in all parts of that batch."""
 _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
     **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
@@ -78,13 +84,10 @@ class _Learned:
     """The data set of a custom loop's loader; None if it is not known."""
     worker_init: Callable[[int], None] | None = None
     """The worker_init_fn of that loader."""
+    weighted: str = ""
+    """The loss function that had unequal weights of classes; "" for none."""
     shows_model: bool = True
     seconds: float = 0.0
-
-    @property
-    def is_stream(self) -> bool:
-        """Returns whether the data set is a stream (IterableDataset)."""
-        return isinstance(self.dataset, IterableDataset)
 
 
 def differing(
@@ -93,17 +96,19 @@ def differing(
     """Returns the knobs of `changes` whose other value changes what is learned, with the reason in words; adds to
     `untold` the knobs for which the measurement cannot tell.
 
-    The value of `micro_batch_size` is ignored: a batch of eight is trained on whole and in halves. In a custom loop,
-    only knobs that it reads are tried, on its first eight samples. Raises what the workload raises, HookFailed if a
-    hook raised it, and WorkloadError if a custom loop does not show its model, which all knobs but `num_workers` need.
+    The value of `micro_batch_size` is ignored: a batch of eight, and a larger one, is trained on whole and in halves.
+    In a custom loop, only knobs that it reads are tried, on its first samples. Raises what the workload raises,
+    HookFailed if a hook raised it, and WorkloadError if a custom loop does not show its model, which all knobs but
+    `num_workers` need.
     """
     if isinstance(resident, OwnResident):
-        changes, count = {name: value for name, value in changes.items() if name in resident.asked}, SAMPLES
+        changes = {name: value for name, value in changes.items() if name in resident.asked}
         if not changes:
             return {}
+        count, most = SAMPLES, resident.pass_samples
     else:
-        count = min(SAMPLES, size_of(resident.dataset(config, "train")))
-    count -= count % 2
+        most = size_of(resident.dataset(config, "train"))
+        count = min(SAMPLES, most) // 2 * 2
     if count < 2:
         return {}
     base = config.with_knobs(**_STEADY, batch_size=count, micro_batch_size=count)
@@ -115,21 +120,25 @@ def differing(
     noise, module = cast(float | None, None), ""
     whole = _run(resident, base, count)
     workers = max(int(changes["num_workers"]), config.knobs.num_workers) if "num_workers" in changes else 0
-    if whole.is_stream and workers > 1:
-        reasons["num_workers"] = STREAM
-    elif workers and loader_check.reads_differ(
-        whole.dataset if uncached is None else uncached, workers, whole.worker_init
-    ):
-        reasons["num_workers"] = loader_check.SHARES_A_FILE
+    data = whole.dataset if uncached is None else uncached
+    if workers and (why := loader_check.reads_differ(data, workers, whole.worker_init)):
+        reasons["num_workers"] = why
     changes = {name: value for name, value in changes.items() if name not in ("ram_cache", *_STEADY)}
     if changes and not whole.shows_model:
         raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")
     halves = base.with_knobs(micro_batch_size=count // 2)
-    if "micro_batch_size" in changes and isinstance(resident, OwnResident):
-        why = _steps_differ(resident, base, halves, whole.seconds)
+    in_halves: _Learned | None = None
+    if "micro_batch_size" in changes:
+        try:
+            why = BY_CLASS.format(whole.weighted) if whole.weighted else ""
+            if isinstance(resident, OwnResident):
+                why = _steps_differ(resident, base, halves, whole.seconds) or why
+            in_halves = None if why else _run(resident, halves, count)
+            why = HALF if in_halves and _is_half(whole, in_halves) else why
+        except LoopError as error:  # the loop trains whole batches alone
+            why, in_halves, halves = str(error), whole, base
         reasons |= {"micro_batch_size": why} if why else {}
         changes = {name: value for name, value in changes.items() if name not in reasons}
-    in_halves: _Learned | None = None
     for name, value in changes.items():
         # Batches are cut in halves: in a whole batch sorting changes nothing, and other knobs change less.
         changed = halves if name == "micro_batch_size" else halves.with_knobs(**{name: value})
@@ -137,7 +146,7 @@ def differing(
         if name != "micro_batch_size":
             reference = in_halves = in_halves or _run(resident, halves, count)
         try:
-            learned = _run(resident, changed, count)
+            learned = in_halves if in_halves and changed == halves else _run(resident, changed, count)
         except CheckpointError:  # a recomputed block has a function with a fixed dropout rate: nothing can be told
             continue
         by, whose = _difference(reference, learned)
@@ -156,6 +165,12 @@ def differing(
             reasons[name] = "a step differs by more than its random numbers explain"
         elif untold is not None:
             untold.append(name)
+    if "micro_batch_size" in changes and noise is None and whole.seconds < QUICK_S:
+        more = min(MORE_SAMPLES, most) // 2 * 2
+        large = base.with_knobs(batch_size=more, micro_batch_size=more)
+        pair = (_run(resident, one, more) for one in (large, large.with_knobs(micro_batch_size=more // 2)))
+        if more > count and _difference(*pair)[0] > GRADIENT_ROUNDING_FRAC:
+            reasons["micro_batch_size"] = NOT_A_MEAN
     return reasons
 
 
@@ -166,25 +181,29 @@ def _run(
 
     With `halves`, modules are also run on the first half of the first batch.
     """
-    learned = _Learned(halved_samples=count if halves else 0)
+    learned, began = _Learned(halved_samples=count if halves else 0), time.perf_counter()
     if isinstance(resident, OwnResident):
-        return _run_custom_loop(resident, config, count, noise_seed, learned)
+        _run_custom_loop(resident, config, count, noise_seed, learned)
+        learned.seconds = time.perf_counter() - began
+        return learned
     few = Few(resident, {"train": count, "val": count})
     shares = phases(resident.workload, config)
     batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
     state = loop.prepare(few, config, Plan(samples=count * batches))
-    with _recording(learned, state.model, state.optimizer, config), _NoDropout(), torch.random.fork_rng():
+    with _recording(learned, state.model, state.optimizer, config), _Functions(learned), torch.random.fork_rng():
         torch.manual_seed(noise_seed)
         loop.train(state)
+    learned.seconds = time.perf_counter() - began
     return learned
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """The optimiser steps of a few batches, by optimiser, and each learning rate over its initial one."""
+    """The optimiser steps of a few batches, by optimiser, the learning rates of each, and updates of averages."""
 
     steps: Mapping[str, int]
     rates: Sequence[float]
+    averaged: int
 
 
 def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds: float) -> str:
@@ -205,8 +224,14 @@ def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds:
             )
     if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(one.rates, two.rates, strict=False)):
         return (
-            f"the learning rate after {batches} batches is another with each batch cut in two: the loop steps a "
-            "scheduler after each micro-batch; shown to run.prepare, it is stepped once a batch"
+            f"learning rates of {batches} batches are others with each batch cut in two: the loop sets them by "
+            "micro-batches, or by len(loader), which counts these; a scheduler that is made for run.steps and shown to "
+            "run.prepare is stepped once a batch"
+        )
+    if one.averaged != two.averaged:
+        return (
+            f"averaged weights were updated {one.averaged} times in {batches} batches, and {two.averaged} times with "
+            "each batch cut in two: update them if run.backward(...) returned true"
         )
     return ""
 
@@ -215,28 +240,36 @@ def _counts(resident: OwnResident, config: Config, samples: int) -> _Counts:
     """Returns what a custom loop's optimisers did on its first samples."""
     steps: dict[int, int] = {}
     names: dict[int, str] = {}
+    rates: list[float] = []
+    averaged: list[nn.Module] = []
 
     def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         sizes = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         names[id(optimizer)] = f"the {type(optimizer).__name__} of {sizes:,} weights"
         steps[id(optimizer)] = steps.get(id(optimizer), 0) + 1
+        rates.extend(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+
+    def update(average: AveragedModel, model: nn.Module) -> None:
+        averaged.append(average)
+        update_parameters(average, model)
 
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of a scheduler that steps before its optimiser
         stack.callback(register_optimizer_step_post_hook(count).remove)
+        update_parameters = AveragedModel.update_parameters
+        stack.callback(setattr, AveragedModel, "update_parameters", update_parameters)
+        AveragedModel.update_parameters = update  # type: ignore[assignment,method-assign]
         state = own_loop.prepare(resident, config, Plan(samples=samples))
         own_loop.train(state)
-    rates = [now / first for first, now in own_loop.rates_of(state) if first]
     found: dict[str, int] = {}
     for key, number in steps.items():
         found[names[key]] = found.get(names[key], 0) + number
-    return _Counts(found, rates)
+    return _Counts(found, rates, len(averaged))
 
 
-def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> _Learned:
-    """Returns what the first batch of a custom loop taught; `noise_seed` is set after the batch was drawn."""
-    began = time.perf_counter()
-    state = own_loop.prepare(resident, config, Plan(samples=count))
+def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> None:
+    """Adds what the first batch of a custom loop taught; `noise_seed` is set after the batch was drawn."""
+    state = own_loop.prepare(resident, config, Plan(samples=FAR * count))
     # Without it, numbers drawn after the batch, as for augmentation, would depend on the micro-batch.
     state.noise_seed = noise_seed or None
 
@@ -247,12 +280,10 @@ def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_se
                 learned.shows_model = False
             else:
                 stack.enter_context(_recording(learned, state.model, state.optimizer, config))
-        return not learned.shows_model
+        return not learned.shows_model or isinstance(event, Window)
 
-    with _NoDropout(), contextlib.ExitStack() as stack:
+    with _Functions(learned), contextlib.ExitStack() as stack:
         own_loop.train(state, heard)
-    learned.seconds = time.perf_counter() - began
-    return learned
 
 
 @contextlib.contextmanager
@@ -323,6 +354,14 @@ def _depends_on_batch(module: nn.Module, inputs: tuple[Any, ...], count: int) ->
         return False
 
 
+def _is_half(whole: _Learned, halves: _Learned) -> bool:
+    """Returns whether the first gradients of a batch cut in two are half of those of the whole, and not 0."""
+    if not whole.gradients or not halves.gradients or whole.gradients[0].keys() != halves.gradients[0].keys():
+        return False
+    pairs = [(a, 2 * halves.gradients[0][name]) for name, a in whole.gradients[0].items()]
+    return any(bool(a.any()) for a, _ in pairs) and all(a.shape == b.shape and not _is_unlike(a, b) for a, b in pairs)
+
+
 def _is_unlike(a: Tensor, b: Tensor) -> bool:
     scale = float(a.double().norm())
     return float((a.double() - b.double()).norm()) > GRADIENT_ROUNDING_FRAC * scale + 1e-12
@@ -350,7 +389,7 @@ def _difference(reference: _Learned, other: _Learned) -> tuple[float, str]:
 
 @contextlib.contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Sets the dropout rates of modules to 0 inside the block; `_NoDropout` does so for calls of functions."""
+    """Sets the dropout rates of modules to 0 inside the block; `_Functions` does so for calls of functions."""
     with contextlib.ExitStack() as stack:
         for module in model.modules():
             for name, value in list(vars(module).items()):
@@ -361,8 +400,12 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class _NoDropout(TorchFunctionMode):
-    """Turns off dropout functions, and the dropout inside of attention."""
+class _Functions(TorchFunctionMode):
+    """Turns off dropout functions, and the dropout inside of attention; records losses that weight classes."""
+
+    def __init__(self, learned: _Learned) -> None:
+        super().__init__()
+        self._learned = learned
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -371,6 +414,10 @@ class _NoDropout(TorchFunctionMode):
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if name.rstrip("123d_").endswith("dropout"):
             return args[0] if args else kwargs["input"]
+        if name in ("cross_entropy", "nll_loss") and kwargs.get("reduction", "mean") == "mean":
+            weight = args[2] if len(args) > 2 else kwargs.get("weight")
+            if weight is not None and float(weight.min()) != float(weight.max()):
+                self._learned.weighted = name
         if name == "scaled_dot_product_attention":
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])

@@ -6,17 +6,23 @@ were wrong in a record file with two workers, and the training seemed 2.6 times 
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import hashlib
+import io
+import itertools
 import multiprocessing
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_convert
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_convert
 
 from trainables.batches import FORKS, length_of, tensors_of
 
@@ -24,50 +30,131 @@ MOST_SAMPLES, READ_S = 4096, 0.5
 """Samples that are compared, fewer if reading them takes longer than so many seconds."""
 MOST_TIMES = 100
 """Loader processes read quick samples as often: they disturb each other only while both read."""
-CHUNK = 16
+CHUNK, SETTLED_S = 16, 0.05
+STREAMED = 32
+"""Samples of a stream that are compared, for each loader process."""
 HANG_S = 10
 """Seconds after which a loader process that gives no sample is given up: a probe will tell."""
+STREAM = (
+    "the data set is a stream, which every loader process reads by itself: all of it, unless it is sharded by "
+    "get_worker_info()"
+)
+COPIES = (
+    "each loader process begins each epoch with a copy of what the data set draws from or counts, and reads what it "
+    "has read before: draw from torch's generator, or make your own in worker_init_fn by torch.initial_seed()"
+)
 SHARES_A_FILE = (
     "loader processes read other samples than this process does: they may share an open file, which has one position "
-    "for all; open it in worker_init_fn, or in the first __getitem__ of each process"
+    "for all; open it in worker_init_fn, or in the first __getitem__ of each process (by os.getpid())"
 )
 
 
-def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None] | None = None) -> bool:
-    """Returns whether `workers` loader processes, 1 or more, read samples unlike those that this process reads.
+def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None] | None = None) -> str:
+    """Returns why `workers` loader processes, 1 or more, read other samples than this process does, "" if they do not.
 
-    `init` is the loader's worker_init_fn. False if nothing can be told: samples are drawn anew at each reading, the
-    data set has no length, or reading fails in this process, too, which a training reports.
+    `init` is the loader's worker_init_fn. "" also if nothing can be told: the data set has no length, or reading fails
+    in this process, too, which a training reports.
     """
-    size = length_of(dataset)
-    if not size:
-        return False
+    given = dataset
     try:
+        if isinstance(given, IterableDataset):
+            return _stream_differs(given, workers, init) if workers > 1 else ""
+        dataset = _copied(given)
+        size = length_of(dataset)
+        if not size:
+            return ""
         began = time.perf_counter()
-        if not tensors_of(default_convert(dataset[0])):
-            return False
+        with _seeded(0):
+            if not tensors_of(default_convert(dataset[0])):
+                return ""
         fitting = READ_S / max(1e-5, time.perf_counter() - began)
         count = int(min(MOST_SAMPLES, size, fitting))
         picks = [number * size // count for number in range(count)] if count else []
         here = _read(dataset, picks, seed=1)
-        if here != _read(dataset, picks, seed=2):
-            return False
+        if here != (other := _read(dataset, picks, seed=2)):
+            drawn = next(pick for pick, a, b in zip(picks, here, other, strict=True) if a != b)
+            return _copies_differ(given, drawn, workers, init)
         times = 1 + int(min(MOST_TIMES, fitting / count)) if count else 0
-        chunks = [picks[start : start + CHUNK] for start in range(0, count, CHUNK)]
-        loader = DataLoader(
-            dataset,
-            batch_sampler=chunks * times,
-            collate_fn=_digests,
-            num_workers=workers,
-            worker_init_fn=_Together(workers, init),
-            multiprocessing_context=FORKS,
-            timeout=HANG_S,
-        )
-        with torch.random.fork_rng(devices=[]):
-            there = [digest for chunk in loader for digest in chunk]
+        chunks = [picks[start : start + CHUNK] for start in range(0, count, CHUNK)] * times
+        there = _read_by(_loader(given, workers, init, batch_sampler=chunks))
     except Exception as error:  # whatever a user's data set raises
-        return "in DataLoader worker process" in str(error)  # what this process has just read
-    return here * times != there
+        is_theirs = "in DataLoader worker process" in str(error)  # what this process has just read
+        return SHARES_A_FILE if is_theirs else ""
+    return "" if here * times == there else SHARES_A_FILE
+
+
+def _copied(dataset: Any) -> Any:
+    """Returns a copy of a data set and of those that it wraps: a file opened in it is not open in the processes."""
+    if not hasattr(dataset, "__dict__"):
+        return dataset
+    copied = copy.copy(dataset)
+    if "dataset" in vars(copied):
+        vars(copied)["dataset"] = _copied(copied.dataset)
+    return copied
+
+
+def open_file(held: object, depth: int = 3) -> str:
+    """Returns the name of an attribute, or of one of its own, that is a file open for reading; "" for none."""
+    attributes: dict[str, object] = getattr(held, "__dict__", {})
+    for name, value in attributes.items():
+        if isinstance(value, io.IOBase):
+            if not value.closed and value.readable() and value.seekable() and not isinstance(value, io.BytesIO):
+                return name
+        elif depth and (within := open_file(value, depth - 1)):
+            return f"{name}.{within}"
+    return ""
+
+
+def _copies_differ(dataset: Dataset[Any], pick: int, workers: int, init: Callable[[int], None] | None) -> str:
+    """Returns COPIES if a sample that this process reads anew each time is the same in two epochs of loader processes.
+
+    What torch, NumPy and Python draw by their own generators is seeded in each process.
+    """
+    copied = _copied(dataset)
+    if _read(copied, [pick], seed=1) == _read(copied, [pick], seed=1):
+        return ""
+    loader = _loader(dataset, workers, init, batch_sampler=[[pick] * 4] * workers)
+    return COPIES if _read_by(loader) == _read_by(loader) else ""
+
+
+def _stream_differs(stream: IterableDataset[Any], workers: int, init: Callable[[int], None] | None) -> str:
+    """Returns STREAM if loader processes read samples of a stream more than once, or if that cannot be told."""
+    until = time.perf_counter() + READ_S
+    most = STREAMED * workers
+
+    def first(seed: int) -> list[bytes]:
+        with _seeded(seed):
+            found = []
+            for sample in itertools.islice(stream, most):
+                found.append(sample)
+                if time.perf_counter() > until:
+                    break
+            return _digests(found)
+
+    here = first(1)
+    if not here or here != first(2)[: len(here)]:
+        return STREAM
+    there = _read_by(_loader(stream, workers, init, batch_size=1), most=len(here))
+    more = collections.Counter(there) - collections.Counter(here)
+    return STREAM if any(digest in here for digest in more) else ""
+
+
+def _loader(dataset: Any, workers: int, init: Callable[[int], None] | None, **batches: Any) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        collate_fn=_digests,
+        num_workers=workers,
+        worker_init_fn=_Together(workers, init),
+        multiprocessing_context=FORKS,
+        timeout=HANG_S,
+        **batches,
+    )
+
+
+def _read_by(loader: DataLoader[Any], most: int | None = None) -> list[bytes]:
+    """Returns the digests that a loader's processes give; torch's generator draws their seeds."""
+    epoch = iter(loader)
+    return list(itertools.islice(itertools.chain.from_iterable(epoch), most))
 
 
 class _Together:
@@ -83,29 +170,59 @@ class _Together:
             self._barrier.wait(HANG_S / 2)
 
 
+def settled(dataset: Any) -> list[bytes] | None:
+    """Returns digests of two samples; None if a data set has no length, draws them anew, or takes long to read."""
+    size = None if isinstance(dataset, IterableDataset) else length_of(dataset)
+    if not size or not hasattr(dataset, "__getitem__"):
+        return None
+    try:
+        copied, picks, began = _copied(dataset), (0, size // 2), time.perf_counter()
+        found = _read(copied, picks, seed=1)
+        is_quick = time.perf_counter() - began < SETTLED_S
+        return found if is_quick and found == _read(copied, picks, seed=1) else None
+    except Exception:  # whatever a user's data set raises: the training reports it
+        return None
+
+
 def draws(dataset: Dataset[Any], picks: Sequence[int]) -> bool:
     """Returns whether a sample differs when it is read under another seed."""
     return _read(dataset, picks, seed=1) != _read(dataset, picks, seed=2)
 
 
 def _read(dataset: Dataset[Any], picks: Sequence[int], seed: int) -> list[bytes]:
-    """Returns what samples are, read with this seed; Python's and torch's generators are as before."""
-    state = random.getstate()
+    """Returns what samples are, read with this seed."""
+    with _seeded(seed):
+        return _digests([dataset[index] for index in picks])
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds the generators of torch, NumPy and Python inside the block; they are as before after it."""
+    state, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         random.seed(seed)
-        read = _digests([dataset[index] for index in picks])
-    random.setstate(state)
-    return read
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(of_numpy)
 
 
 def _digests(samples: Sequence[Any]) -> list[bytes]:
-    """Returns a digest of the tensors and arrays of each sample."""
+    """Returns a digest of the tensors, arrays, numbers and texts of each sample."""
     found = []
     for sample in samples:
-        digest = hashlib.blake2b(digest_size=16)
-        for tensor in tensors_of(default_convert(sample)):
-            digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-            digest.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest, parts = hashlib.blake2b(digest_size=16), [default_convert(sample)]
+        while parts:
+            part = parts.pop()
+            if isinstance(part, Tensor):
+                digest.update(repr((tuple(part.shape), part.dtype)).encode())
+                digest.update(part.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            elif isinstance(part, str | bytes | int | float):
+                digest.update(repr(part).encode())
+            elif isinstance(part, Mapping | list | tuple):
+                parts += part.values() if isinstance(part, Mapping) else part
         found.append(digest.digest())
     return found

@@ -2,36 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import gc
+import weakref
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from trainables.batches import length_of
+from trainables.loader_check import settled
 from trainables.workload import LoopError
 
 COMPARED = 64
 """Numbers of each parameter that are compared."""
-CHECKED_STEPS = 4
-"""The first optimiser steps, after which losses are no longer checked: a loop is the same in all of its steps."""
+LEAST_HELD = 2
+"""So many earlier models that are still held are a list; one may be a global name that the next training replaces."""
+CHECKED_EPOCHS = 3
+STALE = (
+    "samples are others than in the epoch before, by what was set in this process, which loader processes that stay do "
+    "not see: knobs.persistent_workers=false starts them anew"
+)
+EVALUATES = (
+    "train(run) ran out of memory in its evaluation, which no micro-batch changes: evaluate smaller batches under "
+    "torch.no_grad(), and keep no outputs on the device"
+)
+USED_UP = (
+    ": an iterator is used up after one epoch; give an object whose __iter__ begins anew, or a generator without an "
+    "end, or make it within for _ in run.epochs()"
+)
+TWO_LOOPS = (
+    "run.batches counts training data, and two loops or iterators over it are open at once: go over one loader with "
+    "run.batches, and over the other one, or an evaluation's, by itself"
+)
 _SIMPLE = (bool, int, float, str)
-_LEAF = torch.zeros((), requires_grad=True, device="cpu")
 
 
-def graph_position() -> int:
-    """Returns the number that autograd gives to the next node of this thread; earlier graphs have smaller ones."""
-    with torch.enable_grad():
-        node: Any = _LEAF.view_as(_LEAF).grad_fn  # allocates nothing: the first step is watched
-    return int(node._sequence_nr())
+def require_epochs(loader: object) -> None:
+    """Raises LoopError if a loader is an iterator that ends after one epoch, as zip(one, other) does."""
+    if _ends(loader):
+        raise LoopError(f"run.batches got a {type(loader).__name__}{USED_UP}")
 
 
-def require_one_loss(loss: Tensor, position: int, optimizer: torch.optim.Optimizer) -> None:
-    """Raises LoopError if the graph of a loss was made before `position`, at which its optimiser has stepped."""
-    node: Any = loss.grad_fn
-    if node is not None and node._sequence_nr() < position:
+def _ends(source: Any) -> bool:
+    if isinstance(source, zip | map | enumerate | filter):
+        return any(map(_ends, source.__reduce__()[1]))
+    return isinstance(source, (_BaseDataLoaderIter, *map(type, (iter([]), iter(()), iter(range(0))))))
+
+
+def require_one_loss(optimizer: torch.optim.Optimizer, parts: int, *, again: bool) -> None:
+    """Raises LoopError if an optimiser gets a second loss of one micro-batch, unless it is to step `again` on purpose.
+
+    `parts` are the micro-batches of a batch: a further step within the first of them would have no gradients.
+    """
+    name = type(optimizer).__name__
+    if not again:
         raise LoopError(
-            f"run.backward got two losses of one batch for one {type(optimizer).__name__}, and stepped after the "
-            "first: add them, run.backward(loss_a + loss_b, optimizer)"
+            f"run.backward got two losses of one batch for one {name}, and would step after each: add them, "
+            "run.backward(loss_a + loss_b, optimizer); several steps on one batch are meant by again=True"
+        )
+    if parts > 1:
+        raise LoopError(
+            f"run.backward(..., again=True) steps the {name} several times on one batch, and each batch comes in "
+            f"{parts} parts: knobs.micro_batch_size as large as batch_size, or a loader of whole batches"
+        )
+
+
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether a weight of an optimiser has a gradient."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def cleared(optimizer: torch.optim.Optimizer) -> LoopError:
+    """Returns the error if gradients were cleared between the parts of a batch."""
+    return LoopError(
+        "run.backward adds up the gradients of a batch that comes in parts, and clears them after its step; lines of "
+        f"your own cleared those of the {type(optimizer).__name__} within a batch: leave out its zero_grad()"
+    )
+
+
+class EarlierModels:
+    """The models of earlier trainings of a process, which none of them should hold any more."""
+
+    def __init__(self) -> None:
+        self._weights: list[list[weakref.ref[Tensor]]] = []
+
+    def add(self, models: Iterable[nn.Module]) -> None:
+        """Adds the models of a training that has ended."""
+        self._weights = [held for held in self._weights if any(ref() is not None for ref in held)]
+        self._weights += [[weakref.ref(p) for p in model.parameters()] for model in models]
+
+    def held(self, models: Iterable[nn.Module]) -> str:
+        """Returns in words that earlier models are still held beside those of a training; "" if they are not."""
+        gc.collect()
+        own = {id(p) for model in models for p in model.parameters()}
+        alive = [[p for ref in refs if (p := ref()) is not None and id(p) not in own] for refs in self._weights]
+        if (count := sum(map(bool, alive))) < LEAST_HELD:
+            return ""
+        size = sum({id(p): p.numel() * p.element_size() for held in alive for p in held}.values()) / 2**20
+        return (
+            f"train(run) ran out of memory while {count} models of earlier trainings ({size:,.1f} MiB of weights) are "
+            "still held, by a list or cache of the module: keep none, and a smaller micro-batch is not needed"
         )
 
 
@@ -44,20 +116,52 @@ class FirstWeights:
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, dict[str, Tensor]] = {}
+        self._states: dict[Hashable, int] = {}
 
-    def require_equal(self, model: nn.Module, seed: int, own: Hashable) -> None:
-        """Raises LoopError if an earlier training began with other weights; `own` are the values of its own knobs."""
-        named = model.named_parameters()
+    def require_equal(
+        self, model: nn.Module, seed: int, own: Hashable, optimizers: Iterable[torch.optim.Optimizer] = ()
+    ) -> None:
+        """Raises LoopError if an earlier training began with other weights, or without an optimiser's state.
+
+        `own` are the values of its own knobs.
+        """
+        states = sum(len(getattr(optimizer, "state", ())) for optimizer in optimizers)
+        named = [*model.named_parameters(), *model.named_buffers()]
         parameters = [(n, p) for n, p in named if p.layout is torch.strided and p.is_floating_point()]
         weights = {name: p.detach().flatten()[:COMPARED].to("cpu", torch.float32, copy=True) for name, p in parameters}
         key = seed, own, tuple((name, p.dtype, tuple(p.shape)) for name, p in parameters)
         first = self._seen.setdefault(key, weights)
+        if states != self._states.setdefault(key, states):
+            raise LoopError(
+                "an optimiser begins with the state of an earlier training: is it made at module level? make it inside "
+                "train(run)"
+            )
         for name, value in weights.items():
             if not torch.allclose(value, first[name], rtol=1e-3, atol=1e-6, equal_nan=True):
                 raise LoopError(
                     f"{name} begins with other weights than in an earlier training of the same seed: is the net made "
                     "at module level, or a checkpoint loaded that train(run) writes? make the net inside train(run)"
                 )
+
+
+class FirstSamples:
+    """A few samples of the data sets with which trainings of a process began, by seed, length and own knobs."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, list[bytes] | None] = {}
+
+    def require_equal(self, dataset: Any, seed: int, own: Hashable) -> None:
+        """Raises LoopError if an earlier training began with other samples; `own` are the values of its own knobs."""
+        key = seed, own, type(dataset), length_of(dataset)
+        if self._seen.get(key, []) is None:  # they are drawn, or take long to read
+            return
+        found = settled(dataset)
+        if found != self._seen.setdefault(key, found):
+            raise LoopError(
+                f"{type(dataset).__name__} begins with other samples than in an earlier training of the same seed: "
+                "does train(run) change data of the module in place, or an attribute of the data set? begin with the "
+                "same each time"
+            )
 
 
 def settings_of(dataset: Any) -> dict[str, object]:
@@ -68,9 +172,18 @@ def settings_of(dataset: Any) -> dict[str, object]:
     found, depth = dict[str, object](), ""
     while hasattr(dataset, "__dict__") and len(depth) < 8:
         there = {depth + name: value for name, value in vars(dataset).items() if value is not None}
-        found |= {name: value if isinstance(value, _SIMPLE) else id(value) for name, value in there.items()}
+        found |= {name: _mark(value) for name, value in there.items()}
         dataset, depth = vars(dataset).get("dataset"), depth + "."
     return found
+
+
+def _mark(value: object) -> object:
+    """Returns what differs once an attribute is assigned, or its first elements are."""
+    if isinstance(value, _SIMPLE):
+        return value
+    if isinstance(value, list):
+        return id(value), *map(id, value[:COMPARED])
+    return (id(value), value._version) if isinstance(value, Tensor) else id(value)
 
 
 def require_unchanged(dataset: Any, before: Mapping[str, object], when: str, remedy: str) -> None:

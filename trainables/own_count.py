@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.live_bytes import LiveBytes
-from trainables.own_checks import FirstWeights
+from trainables.own_checks import TWO_LOOPS, EarlierModels, FirstSamples, FirstWeights
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
 from trainables.reports import READY, Ended, Event
@@ -45,13 +45,13 @@ class OwnResident:
         self.workload = workload
         self.meter = LiveBytes()
         self.first_weights = FirstWeights()
-        self.dtype = torch.get_default_dtype()
-        """The default dtype after the import of the file: what a training sets is not left to the next."""
+        self.first_samples = FirstSamples()
+        self.earlier_models = EarlierModels()
         self.kept_bytes: int | None = None
         """Bytes that the module itself holds on the device: those left after its first training."""
         self.asked: set[str] = set()
         """The knobs that the function has read in any training so far."""
-        self.pass_samples, self.drops_last, self.own_size = 0, False, 0
+        self.pass_samples, self.drops_last, self.own_size, self.pass_batches = 0, False, 0, 0
         """The data of the last training, as in `OwnState`."""
         self.rates: dict[tuple[Any, ...], float] | None = {}
         """For each batch size and rates of the optimisers: learning_rate of a complete training. None once equal rates
@@ -75,6 +75,9 @@ class OwnState(RunState):
     """Whether an epoch leaves out its last, smaller batch."""
     own_size: int = 0
     """The batch size of the user's loader if the loop never asked for that of a knob; 0 otherwise."""
+    pass_batches: int = 0
+    """The batches of one epoch, if a batch sampler of the user's gives them various sizes, -1 if it has no length;
+    otherwise 0."""
     steps_told: int = 0
     """The steps of the whole run as `run.steps` returned them last; 0 if it was never read."""
     is_misled: bool = False
@@ -164,10 +167,18 @@ class Counted:
         """Whether `backward` is taking the current optimiser step."""
         self._share = 1.0
         """The weight of the mean loss of this process's part of a micro-batch; 1 if there is one process."""
-        self._stepped_at: dict[torch.optim.Optimizer, tuple[int, int]] = {}
-        """Micro-batch and position in the graph at which `backward` stepped each optimiser last, in the first steps."""
+        self._called_at: dict[torch.optim.Optimizer, int] = {}
+        """The samples that had been taken when `backward` was called last, for each optimiser."""
+        self._pending: set[torch.optim.Optimizer] = set()
+        """The optimisers that have gradients of a part of a batch."""
+        self._turn: object = None
+        """Marks the call of `batches` that was the last to begin."""
+        self._open = 0
+        """The calls of `batches` that have begun and were not left."""
         self._data: Mapping[str, object] | None = None
         """The attributes of the data set as loader processes were given it last; None if there are none."""
+        self._samples: list[bytes] | None = None
+        """Digests of a few samples of it, as processes that stay were given it."""
         self._schedules: list[LRScheduler] = []
         """The schedulers that `backward` steps, each after its optimiser."""
         self._schedules_at: dict[int, int | None] = {}
@@ -196,6 +207,8 @@ class Counted:
     @property
     def steps(self) -> int:
         """The optimiser steps of the whole run, for a schedule."""
+        if self._state.pass_batches < 0:
+            raise LoopError("run.steps is not known, as the batch sampler has no length: schedule by run.progress")
         self._state.steps_told = self._steps()
         return self._state.steps_told
 
@@ -213,6 +226,11 @@ class Counted:
     def is_done(self) -> bool:
         """Whether training is complete: the horizon is reached, and the last batch has had its optimiser step."""
         return self.is_over and self._has_stepped
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether a report is due and no other batch has come: what runs now is an evaluation."""
+        return self._is_due and self._has_stepped
 
     # -- what a loop reports -------------------------------------------------------------------------------------------
 
@@ -234,14 +252,17 @@ class Counted:
             if size == self._micro():  # or an earlier training made the loader
                 state.asked_here |= state.asked & {"micro_batch_size"}
             state.own_size = 0 if state.asked_here & {"batch_size", "micro_batch_size"} else int(size or 0)
+            sampler = batches.sampler_of(loader)
+            state.pass_batches = 0 if sampler is None else batches.length_of(sampler) or -1
             self._knows_data = True
             state.is_misled = state.steps_told not in (0, self._steps())
             state.active["seed"] = torch.initial_seed()  # the user's function may have set another seed than the run's
             state.marks = {} if state.model is None else marks(state.model)
+            knobs = state.config.knobs
+            own = tuple((name, knobs.as_dict()[name]) for name in sorted(knobs.table.own))
+            state.resident.first_samples.require_equal(state.dataset, self.seed, own)
             if state.model is not None:
-                own = state.config.knobs.table.own
-                values = tuple((name, state.config.knobs.as_dict()[name]) for name in sorted(own))
-                state.resident.first_weights.require_equal(state.model, self.seed, values)
+                state.resident.first_weights.require_equal(state.model, self.seed, own, state.optimizers)
             self._give(READY)
             if state.epoch:  # this window is to train on other batches
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)
@@ -353,8 +374,10 @@ class Counted:
             )
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
             raise LoopError(
-                f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
-                "steps by itself, and after an optimizer.step() of your own comes run.step()"
+                TWO_LOOPS
+                if self._open > 1
+                else f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, "
+                "optimizer) steps by itself, and after an optimizer.step() of your own comes run.step()"
             )
 
     @property
@@ -441,6 +464,8 @@ class Counted:
 
     def _steps(self) -> int:
         state, accumulation = self._state, self._accumulation
+        if state.pass_batches > 0:
+            return math.ceil(self.samples / state.pass_samples * state.pass_batches / accumulation)
         micro = state.own_size or self._micro()
         whole = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
         whole = whole or self.samples  # one epoch, if its size is not known

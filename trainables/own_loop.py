@@ -16,14 +16,14 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainables import garbage, precision
+from trainables import garbage, own_checks, precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
@@ -33,17 +33,29 @@ from trainables.plan import Plan, evenly
 from trainables.reports import READY, Ended, Event, Hear, Report, reporting, unheard
 from trainables.state import counted
 from trainables.stopwatch import Window
-from trainables.workload import Config, WorkloadError, table_of
+from trainables.workload import Config, LoopError, WorkloadError, table_of
 from trainables.workload_files import load_own_loop
 
 LEAVING_S = 60.0
 """The most that the user's `finally` blocks may take once a run is over."""
 
+_OF_DATA = ("pass_samples", "drops_last", "own_size", "pass_batches")
+"""What a training learns of the data, and the next one begins with."""
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+)
+"""Settings of torch that a training is not to leave to the next: how each is read, and set."""
+
 
 def prepare(resident: OwnResident, config: Config, plan: Plan) -> OwnState:
     """Returns a training that has not begun: the user's function runs in `train`."""
     state = OwnState(config=config, plan=plan, resident=resident)
-    state.pass_samples, state.drops_last, state.own_size = resident.pass_samples, resident.drops_last, resident.own_size
+    for name in _OF_DATA:
+        setattr(state, name, getattr(resident, name))
     return state
 
 
@@ -65,7 +77,6 @@ def train(state: OwnState, hear: Hear = unheard) -> None:
 def _is_misled(state: OwnState, hear: Hear, *, may_be: bool) -> bool:
     """Trains; returns whether the function was ended before its first batch since it had read a wrong `run.steps`."""
     resident, rates, is_misled = state.resident, tuple[tuple[float, float], ...](), False
-    torch.set_default_dtype(resident.dtype)
     if state.device.type == "cuda" and state.config.knobs.empty_cache:
         torch.cuda.empty_cache()
     precision.forget_graphs()
@@ -74,8 +85,8 @@ def _is_misled(state: OwnState, hear: Hear, *, may_be: bool) -> bool:
     def heard(event: Event) -> bool | None:
         nonlocal rates, is_misled
         if event == READY:
-            seen = state.pass_samples, state.drops_last, state.own_size
-            resident.pass_samples, resident.drops_last, resident.own_size = seen
+            for name in _OF_DATA:
+                setattr(resident, name, getattr(state, name))
             is_misled = may_be and state.is_misled
             is_over = is_misled or hear(event)
             if not is_over:
@@ -99,6 +110,7 @@ def _call(state: OwnState, report: Report) -> None:
     A function that does not end `LEAVING_S` later ends the process.
     """
     run, limit = Run(state, report), threading.Timer(LEAVING_S, _give_up)
+    before = [read() for read, _ in _SETTINGS]
     limit.daemon, report.at_end = True, limit.start
     try:
         try:
@@ -109,8 +121,18 @@ def _call(state: OwnState, report: Report) -> None:
         finally:
             limit.cancel()
             run.let_go()
+            for (read, write), value in zip(_SETTINGS, before, strict=True):
+                if read() != value:
+                    write(value)
+            state.resident.earlier_models.add(state.prepared)
     except Ended as ended:
         state.remark = str(ended) or state.remark
+    except torch.OutOfMemoryError as error:
+        if not report.is_over:
+            why = state.resident.earlier_models.held(state.prepared) or (own_checks.EVALUATES if run.evaluates else "")
+            if why:
+                raise LoopError(f"{why} ({error})").with_traceback(error.__traceback__) from None
+            raise
     except Exception:
         if not report.is_over:
             raise

@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, own_checks, precision
 from trainables.knobs import asked_by
+from trainables.loader_check import SHARES_A_FILE, open_file, settled
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted
 from trainables.reports import Ended
@@ -170,8 +171,12 @@ class Run(Counted):
         state, knobs = self._state, self._ask(*_BATCHES)
         transfer = None if self._is_on_host else batches.Transfer(knobs, self.device)  # on a CPU nothing moves
         source = getattr(loader, "iterable", loader)  # inside of tqdm
+        if not self._one_pass:
+            own_checks.require_epochs(source)
         self.begin(source, samples)
         dim: int | None = None
+        turn = self._turn = object()
+        self._open += 1
         if self.is_done:
             self._asks_after_end()
         while not self.is_done:
@@ -180,7 +185,8 @@ class Run(Counted):
                 raise Ended
             state.ranks.same_order()
             shown = self._shown_data(source)
-            epoch, counts = iter(loader), batches.SampleCounts(source)
+            counts = batches.SampleCounts(source)
+            epoch = iter(loader)
             for whole in epoch:
                 if not (self._is_alone or self._since_step or is_asked or state.ranks.more(state.samples)):
                     raise Ended
@@ -202,11 +208,15 @@ class Run(Counted):
                 try:
                     yield batch
                 except GeneratorExit:  # the user's loop has left this epoch early
+                    self._open -= 1
                     self._leaves()
                     raise
+                if turn is not self._turn:
+                    raise LoopError(own_checks.TWO_LOOPS)
                 self.passed()
                 if self._has_stepped and state.samples >= self._horizon:
                     break
+            is_iterator = epoch is loader
             del epoch  # its workers end before the code that follows the epoch
             if shown:
                 own_checks.require_unchanged(
@@ -217,13 +227,15 @@ class Run(Counted):
                 )
             self.next_pass()
             if state.samples == before:
-                raise LoopError("the loader of run.batches(loader) gave no batch in a whole epoch")
+                what = "the loader of run.batches(loader) gave no batch in a whole epoch"
+                raise LoopError(f"{what}{own_checks.USED_UP if is_iterator else ''}")
             if not self.is_done:
                 state.epoch += 1
                 state.micro_batches_done = 0
             if self._one_pass:  # user code follows, which is in no window
                 self._pass_ends()
                 break
+        self._open -= 1
         self._paused_at = time.perf_counter()
 
     def _shown_data(self, loader: Any) -> Mapping[str, object]:
@@ -234,11 +246,17 @@ class Run(Counted):
         if not getattr(loader, "num_workers", 0):
             return {}
         data = getattr(loader, "dataset", None)
+        if getattr(loader, "worker_init_fn", None) is None and (name := open_file(data)):
+            raise LoopError(f"{type(data).__name__}.{name} is open as loader processes start: {SHARES_A_FILE}")
         if self._data is not None and getattr(loader, "persistent_workers", False):
             own_checks.require_unchanged(
                 data, self._data, "between epochs", "knobs.persistent_workers=false starts them anew"
             )
         self._data = own_checks.settings_of(data)
+        if getattr(loader, "persistent_workers", False) and self._state.epoch < own_checks.CHECKED_EPOCHS:
+            samples, self._samples = self._samples, settled(data)
+            if None not in (samples, self._samples) and samples != self._samples:
+                raise LoopError(own_checks.STALE)
         return self._data
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -246,16 +264,24 @@ class Run(Counted):
         return precision.autocast(self._ask(*_AUTOCAST), self.device)
 
     def backward(
-        self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None, *, max_norm: float | None = None
+        self,
+        loss: Tensor,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        max_norm: float | None = None,
+        again: bool = False,
     ) -> bool:
         """Adds the gradients of a mean loss; after a whole batch, steps the optimiser and clears its gradients.
 
         Returns whether it stepped. The batches of a loader made with `loader()` are micro-batches; those of any other
         loader are whole batches. Before a step, the norm of all gradients of the optimiser is clipped to `max_norm`, by
         default the knob max_grad_norm. With several optimisers, call it for each with its own loss: a loss gives
-        gradients to its optimiser only. Schedulers given to `prepare` step with their optimiser.
+        gradients to its optimiser only; with `again`, an optimiser may step more than once on a batch. Schedulers given
+        to `prepare` step with their optimiser.
         """
         stepped = optimizer or self._state.optimizer
+        if isinstance(stepped, torch.optim.LBFGS):
+            raise LoopError("LBFGS.step takes a closure, so step it by lines of your own, with run.step() after each")
         if stepped is None:
             raise LoopError("run.backward(loss) needs an optimiser: run.backward(loss, optimizer), or run.prepare")
         limit = self._max_norm if max_norm is None else float(max_norm)
@@ -272,8 +298,11 @@ class Run(Counted):
                 self._watch_steps(stepped)
         elif has_stepped:
             self._rescale()
-        if self._has_stepped and self._stepped_at.get(stepped, (0, 0))[0] == self._state.micro_batches_done:
-            own_checks.require_one_loss(loss, self._stepped_at[stepped][1], stepped)
+        if self._called_at.get(stepped) == self._state.samples:
+            own_checks.require_one_loss(stepped, accumulation, again=again)
+        self._called_at[stepped] = self._state.samples
+        if stepped in self._pending and not own_checks.has_gradients(stepped):
+            raise own_checks.cleared(stepped)
         inputs = None if len(others) == 1 else [p for g in stepped.param_groups for p in g["params"] if p.requires_grad]
         part = loss * (self._share / accumulation) if accumulation != 1 or self._share != 1.0 else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
@@ -282,7 +311,10 @@ class Run(Counted):
         if waits:
             loss.detach().item()
         if not (self._has_stepped or self._since_step >= accumulation or self.is_over):
+            if own_checks.has_gradients(stepped):
+                self._pending.add(stepped)
             return False
+        self._pending.discard(stepped)
         self._state.averages = True
         if not self._is_alone:
             self._state.ranks.average(stepped)
@@ -302,8 +334,6 @@ class Run(Counted):
             if schedule.optimizer is stepped:
                 self._advance(schedule)
         stepped.zero_grad(set_to_none=forgets)
-        if self._state.steps < own_checks.CHECKED_STEPS:
-            self._stepped_at[stepped] = self._state.micro_batches_done, own_checks.graph_position()
         self.step()
         return True
 
@@ -336,7 +366,7 @@ class Run(Counted):
         if not self._is_ours:
             if self._state.ranks.count > 1:
                 raise LoopError(f"devices_per_trial={self._state.ranks.count}: {ONLY_BACKWARD}")
-            if optimizer in self._optimizers and (not self._has_stepped or not _has_gradients(optimizer)):
+            if optimizer in self._optimizers and (not self._has_stepped or not own_checks.has_gradients(optimizer)):
                 raise LoopError(
                     f"run.backward steps the {type(optimizer).__name__} that it is given, after a whole batch, and so "
                     "do lines of your own: leave out its step() and zero_grad()"
@@ -354,7 +384,3 @@ class Run(Counted):
     def _rescale(self) -> None:
         self._scaler.update()
         self._optimizers.update(dict.fromkeys(self._optimizers, False))
-
-
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])

@@ -6,8 +6,6 @@ train(state, hear)                   # hear(Window | Evaluation); state.samples,
 
 from __future__ import annotations
 
-import torch
-
 from trainables import loop, own_loop
 from trainables.host_memory import MOST_FAULTS_PER_S, keep_freed, page_faults
 from trainables.own_count import OwnResident, OwnState
@@ -39,7 +37,6 @@ def train(state: AnyState, hear: Hear = unheard) -> None:
 
     `hear` ends it by returning True; what it raises is raised once the training is left.
     """
-    torch.set_grad_enabled(True)  # the code of another training may have left it off
     heard = _on_host(hear) if state.device.type == "cpu" else hear
     if isinstance(state, OwnState):
         own_loop.train(state, heard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import sys
 from collections import UserDict
 from collections.abc import Iterator
@@ -261,3 +262,23 @@ def test_a_cached_sample_stays_whole_whatever_collate_takes() -> None:
     kept = Cached([{"x": number, "label": 1} for number in range(3)])  # type: ignore[arg-type]
     for _ in range(2):
         assert [kept[number].pop("label") for number in range(3)] == [1, 1, 1]
+
+
+MANY_TENSORS = """
+import resource, sys
+import torch
+from torch.utils.data import DataLoader
+from trainables.batches import fork_workers
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+fork_workers()
+many = lambda samples: [torch.ones(2) for _ in samples * 5]
+loader = DataLoader(range(64), batch_size=8, num_workers=2, timeout=20, collate_fn=many)
+print(sum(len(batch) for batch in loader), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize("most", [64, 4096])
+def test_loader_processes_need_few_open_files(most: int) -> None:
+    done = subprocess.run([sys.executable, "-c", MANY_TENSORS, str(most)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["320", str(most)]

@@ -18,7 +18,7 @@ from trainables.loop import State, prepare, train
 from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Config
+from trainables.workload import Config, WorkloadError
 
 MICRO_BATCH = 4
 NO_CAP = 1 << 62
@@ -92,9 +92,26 @@ def test_a_batch_that_does_not_fit_is_halved_from_then_on() -> None:
     whole = sum(workload.evaluations[-1])
     assert workload.evaluations == [[MICRO_BATCH], [2] * (whole // 2), [2] * (whole // 2)]
     workload = Judges()
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(WorkloadError, match="batches of one sample"):
         run(workload, cap_bytes=25_000)
     assert workload.evaluations == [[MICRO_BATCH], [2], [1]], "training fits"
+
+
+class Keeps(Seen):
+    """Holds outputs of all batches until its end."""
+
+    def _seen(self, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        self.held = []
+        for batch in super()._seen(batches):
+            self.held.append(torch.zeros(len(batch["target"]), 1_000))
+            yield batch
+
+
+def test_evaluation_that_keeps_all_outputs_is_told_at_once() -> None:
+    workload = Keeps()
+    with pytest.raises(WorkloadError, match="keeps what it computes"):
+        run(workload, cap_bytes=30 * 1_000 * 4)
+    assert {size for sizes in workload.evaluations for size in sizes} == {MICRO_BATCH, 2}
 
 
 def test_a_micro_batch_above_the_batch_is_the_batch() -> None:

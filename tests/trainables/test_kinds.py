@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import Dataset, TensorDataset
 
-from trainables import Knob, kinds, own_loop
+from trainables import Knob, kinds, loader_check, own_loop
 from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.resident import Resident
@@ -132,6 +132,11 @@ def summed(out: Tensor, classes: Tensor) -> Tensor:
     return functional.cross_entropy(out, classes, reduction="sum")
 
 
+def weighted(out: Tensor, classes: Tensor) -> Tensor:
+    """Returns a mean by the weights of the classes, on samples that are all of one class."""
+    return functional.cross_entropy(out, torch.zeros_like(classes), torch.arange(5.0) + 1)
+
+
 NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "batch norm": (
         Images(lambda: conv(nn.BatchNorm2d(8))),
@@ -143,7 +148,8 @@ NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "a rate in a function": (Images(lambda: conv(Rated(), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "dropout in attention and recurrence": (Images(Attending), {}),
     "contrastive": (Images(conv, contrastive), {"micro_batch_size": "the loss of a batch is not the mean"}),
-    "sum": (Images(conv, summed), {"micro_batch_size": "the loss of a batch is not the mean"}),
+    "sum": (Images(conv, summed), {"micro_batch_size": "half of its gradient: the loss is a sum"}),
+    "weighted classes": (Images(conv, weighted), {"micro_batch_size": "cross_entropy(weight=...)"}),
     "weight norm": (Images(lambda: conv(None, weight_norm(nn.Conv2d(8, 8, 1)))), {}),
     "DoRA": (Images(Dora), {}),
     "a batch norm by hand": (Images(lambda: conv(Standardised())), {"micro_batch_size": "Standardised (0.1) gives"}),
@@ -301,7 +307,7 @@ def test_two_workers_of_a_stream_change_what_is_learned(
     streamed = {"def train": STREAM, "DATA, shuffle=True": "Stream()", "loader())": "loader()), samples=64"}
     path = tmp_path / f"stream_{is_stream}_{workers}.py"
     changed, _ = found_in_loop(path, {"micro_batch_size": 8, "num_workers": workers}, **(streamed if is_stream else {}))
-    assert changed == ({"num_workers": kinds.STREAM} if is_found else {})
+    assert changed == ({"num_workers": loader_check.STREAM} if is_found else {})
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from tests.trainables import test_own_loop
 from tests.trainables.test_own_loop import events, prepared
-from trainables import kinds, own_loop, training
+from trainables import kinds, loader_check, own_loop
 from trainables.batches import SampleCounts
-from trainables.loader_check import SHARES_A_FILE, reads_differ
+from trainables.loader_check import SHARES_A_FILE, open_file, reads_differ
+from trainables.own_count import OwnState
 from trainables.plan import Plan
 from trainables.workload import LoopError
 
@@ -48,6 +52,20 @@ def train(run):
 """
 
 
+BY_TURNS = "turns = locals().get('turns', 1) + 1; optimizer.param_groups[0]['lr'] = run['learning_rate'] / turns"
+AVERAGED = """
+def train(run):
+    net, optimizer = made(run)
+    average = torch.optim.swa_utils.AveragedModel(net)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        stepped = run.backward(loss_of(net, batch), optimizer)
+        if STEPPED:
+            average.update_parameters(net)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -55,8 +73,11 @@ def train(run):
         (TWO_NETS.replace("COUNTER", "run.batch"), ""),
         (SCHEDULED.replace("SHOWN", "").replace("STEP", "schedule.step()"), "shown to run.prepare"),
         (SCHEDULED.replace("SHOWN", ", schedule").replace("STEP", ""), ""),
+        (SCHEDULED.replace("SHOWN", "").replace("STEP", BY_TURNS), "sets them by micro-batches"),
+        (SCHEDULED.replace("SHOWN", "").replace("STEP", f"if run.ends_batch: {BY_TURNS}"), ""),
+        (AVERAGED.replace("STEPPED", "True"), "averaged weights were updated"),
+        (AVERAGED.replace("STEPPED", "stepped"), ""),
     ],
-    ids=["counts micro-batches", "counts batches", "steps its schedule", "shows its schedule"],
 )
 def test_loop_that_counts_micro_batches_is_told(script: Any, body: str, why: str) -> None:
     state = prepared(script(body), PLAN, micro_batch_size=16)
@@ -84,15 +105,148 @@ def train(run):
 """
 
 
-def test_two_losses_of_one_batch_are_refused(script: Any) -> None:
-    lines = "one, two = loss_of(net, batch), net.weight.sum()\n        [run.backward(x, optimizer) for x in (one, two)]"
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "one, two = loss_of(net, batch), net.weight.sum()\n        [run.backward(x, optimizer) for x in (one, two)]",
+        "run.backward(loss_of(net, batch), optimizer)\n        run.backward(net(batch[0]).mean(), optimizer)",
+    ],
+    ids=["two losses of one pass", "two passes"],
+)
+@pytest.mark.parametrize("micro", [4, 16])
+def test_two_losses_of_one_batch_are_refused(script: Any, lines: str, micro: int) -> None:
     with pytest.raises(LoopError, match="add them"):
-        events(script(LOSSES.replace("LINES", lines)), PLAN)
+        events(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=micro)
 
 
-def test_several_steps_within_a_batch_are_allowed(script: Any) -> None:
-    lines = "[run.backward(loss_of(net, batch), optimizer) for _ in range(3)]"
-    assert events(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=16)[-1].samples == 128  # type: ignore[union-attr]
+@pytest.mark.parametrize(("micro", "why"), [(16, ""), (8, "whole batches")])
+def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) -> None:
+    lines = (
+        "[run.backward(loss_of(net, batch), optimizer, again=True) for _ in range(3)]\n        SEEN.append(optimizer)"
+    )
+    workload = script(LOSSES.replace("LINES", lines))
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
+        assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("optimizer.zero_grad()\n        run.backward(loss_of(net, batch), optimizer)", r"leave out its zero_grad\(\)"),
+        ("run.backward(loss_of(net, batch) / run.accumulation, optimizer)", "divided by run.accumulation"),
+        ("run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "the loss is a sum"),
+        ("run.backward(loss_of(net, batch), optimizer) and optimizer.zero_grad()", ""),
+        ("run.backward((1 + (run.progress > 0.5)) * loss_of(net, batch), optimizer)", ""),
+    ],
+)
+def test_gradients_that_are_not_those_of_the_batch_are_named(script: Any, lines: str, why: str) -> None:
+    state = prepared(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=16)
+    own_loop.train(state)
+    found = kinds.differing(state.resident, state.config, {"micro_batch_size": 4})
+    assert found.keys() == ({"micro_batch_size"} if why else set())
+    assert re.search(why, found.get("micro_batch_size", ""))
+
+
+FULL = """
+KEPT = []
+
+def train(run):
+    net, optimizer = nn.Linear(4, 1), None
+    KEEPS
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
+    run.prepare(net, optimizer)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            EVALUATES
+            run.report(error=1.0)
+"""
+FILLS = "raise torch.OutOfMemoryError('full')"
+
+
+def thrice(state: OwnState) -> None:
+    for _ in range(3):
+        own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
+
+
+@pytest.mark.parametrize(
+    ("keeps", "evaluates", "why"),
+    [
+        ("", FILLS, "in its evaluation"),
+        ("KEPT.append(net)\n    if len(KEPT) > 2: " + FILLS, "pass", "2 models of earlier trainings"),
+        ("KEPT.append(net.weight.sum())\n    if len(KEPT) > 2: " + FILLS, "pass", "2 models of earlier trainings"),
+        ("KEPT.append(0)\n    if len(KEPT) > 2: " + FILLS, "pass", ""),
+    ],
+    ids=["evaluation", "models", "graphs", "neither"],
+)
+def test_memory_that_no_micro_batch_frees_is_named(script: Any, keeps: str, evaluates: str, why: str) -> None:
+    state = prepared(script(FULL.replace("KEEPS", keeps).replace("EVALUATES", evaluates)), PLAN)
+    with pytest.raises(LoopError if why else torch.OutOfMemoryError, match=why or "full"):
+        thrice(state)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ("zip(loader, loader)", "got a zip"),
+        ("zip(loader, itertools.cycle([0]))", "got a zip"),
+        ("(pair for pair in zip(loader, loader))", "used up after one epoch"),
+        ("zip(itertools.cycle(loader), itertools.count())", ""),
+        ("Pairs()", ""),
+    ],
+)
+@pytest.mark.parametrize("epochs", ["", "for _ in run.epochs():"])
+def test_iterator_that_ends_is_no_loader(script: Any, data: str, why: str, epochs: str) -> None:
+    workload = script(f"""
+import itertools
+
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    class Pairs:
+        def __iter__(self):
+            return zip(loader, loader)
+    net, optimizer = made(run)
+    {epochs or "if True:"}
+        for batch, _ in run.batches({data}, samples=64):
+            run.backward(loss_of(net, batch), optimizer)
+            if run.evaluate_now:
+                run.report(error=1.0)
+""")
+    with pytest.raises(LoopError, match=why) if why and not epochs else nullcontext():
+        events(workload, PLAN)
+
+
+@pytest.mark.parametrize("other", ["run.batches(loader)", "loader"])
+def test_two_loops_over_training_data_are_refused(script: Any, other: str) -> None:
+    workload = script(f"""
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    net, optimizer = made(run)
+    for batch in run.batches(loader):
+        run.backward(loss_of(net, batch) + sum(loss_of(net, other) for other in {other}), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+""")
+    with pytest.raises(LoopError, match="two loops") if "run" in other else nullcontext():
+        events(workload, PLAN)
+
+
+@pytest.mark.parametrize("other", ["run.batches(loader)", "loader"])
+def test_batches_of_two_loaders_are_counted_once(script: Any, other: str) -> None:
+    workload = script(f"""
+import itertools
+
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    net, optimizer = made(run)
+    others = itertools.cycle({other})
+    for batch in run.batches(loader):
+        run.backward(loss_of(net, batch) + loss_of(net, next(others)), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+""")
+    with pytest.raises(LoopError, match="two loops") if "run" in other else nullcontext():
+        events(workload, PLAN)
 
 
 EPOCHS = """
@@ -187,7 +341,54 @@ def test_file_handle_shared_by_loader_processes_is_found(tmp_path: Path) -> None
     assert not reads_differ(Records(tmp_path / "own.bin", shared=False), 2)
     with closing(Records(tmp_path / "shared.bin", shared=True)) as shared:
         assert reads_differ(shared, 2)
+        assert open_file(Subset(shared, [0])) == "dataset._file"
+    assert not open_file(shared)
     assert "worker_init_fn" in SHARES_A_FILE
+
+
+class Lazy(Records):
+    """Records whose first reading opens the file."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self._file = self._file or self._path.open("rb", buffering=0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_file_opened_by_each_process_is_not_opened_before(tmp_path: Path) -> None:
+    lazy = Lazy(tmp_path / "lazy.bin", shared=False)
+    assert not reads_differ(lazy, 2)
+    assert not open_file(lazy)
+
+
+OPENS = """
+class Records(torch.utils.data.Dataset):
+    def __init__(self):
+        self.file = open(__file__, "rb")
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return X[index], X[index].sum()
+
+def opens(worker):
+    torch.utils.data.get_worker_info().dataset.file = open(__file__, "rb")
+
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(DataLoader(Records(), worker_init_fn=INIT, **run.loader())):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+@pytest.mark.parametrize(
+    ("init", "workers", "why"), [("None", 2, "Records.file is open"), ("None", 0, ""), ("opens", 2, "")]
+)
+def test_open_file_is_not_handed_to_loader_processes(script: Any, init: str, workers: int, why: str) -> None:
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
+        events(script(OPENS.replace("INIT", init)), PLAN, num_workers=workers)
 
 
 class Noisy(Dataset[torch.Tensor]):
@@ -200,8 +401,60 @@ class Noisy(Dataset[torch.Tensor]):
         return torch.randn(3) + index
 
 
-def test_samples_drawn_anew_tell_nothing_of_processes() -> None:
-    assert not reads_differ(Noisy(), 2)
+class Draws(Noisy):
+    """Samples that are drawn by a generator of the data set's own, or count how often they were read."""
+
+    def __init__(self, *, counts: bool) -> None:
+        self.generator, self.reads, self._counts = np.random.default_rng(0), 0, counts
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.reads += 1
+        return torch.tensor(self.reads if self._counts else self.generator.random()) + index
+
+
+def seeds_its_own(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.generator = np.random.default_rng(torch.initial_seed() % 2**32)  # type: ignore[attr-defined]
+
+
+class OfNumPy(Noisy):
+    """Samples that are drawn by NumPy's own generator, which torch seeds in each process."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(np.random.rand()) + index
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_copies_of_a_generator_are_told_from_seeded_ones(workers: int) -> None:
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert not reads_differ(Noisy(), workers)
+    assert not reads_differ(OfNumPy(), workers)
+    assert reads_differ(Draws(counts=False), workers) == loader_check.COPIES
+    assert reads_differ(Draws(counts=True), workers) == loader_check.COPIES
+    assert not reads_differ(Draws(counts=False), workers, seeds_its_own)
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
+
+
+class Stream(IterableDataset[tuple[str, torch.Tensor]]):
+    """Texts and numbers, which each process reads whole, or its share of."""
+
+    def __init__(self, *, cut: str) -> None:
+        self._cut = cut
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        info = get_worker_info()
+        part, parts = (info.id, info.num_workers) if info else (0, 1)
+        numbers = range(400)
+        cuts = {"": numbers, "in turns": numbers[part::parts], "halves": numbers[part * 400 // parts :][: 400 // parts]}
+        return ((str(n), torch.tensor(n // 2)) for n in cuts[self._cut])
+
+
+def test_stream_that_every_process_reads_whole_is_told_from_a_sharded_one() -> None:
+    assert reads_differ(Stream(cut=""), 2) == loader_check.STREAM
+    assert not reads_differ(Stream(cut="in turns"), 2)
+    assert not reads_differ(Stream(cut="halves"), 2)
+    assert not reads_differ(Stream(cut=""), 1)
 
 
 KEPT = """
@@ -228,11 +481,89 @@ def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
         own_loop.train(own_loop.prepare(state.resident, again, PLAN))
 
 
+LEFT = """
+SCALE = [0]
+NET = nn.Linear(4, 1)
+ADAM = torch.optim.Adam(NET.parameters())
+FIRST = [p.detach().clone() for p in NET.parameters()]
+
+class Scaled(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return X[index] + SCALE[0], X[index].sum()
+
+def train(run):
+    net, optimizer, data = nn.Linear(4, 1), None, DATA
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
+    LINES
+    run.prepare(net, optimizer)
+    loader = DataLoader(data, **run.loader())
+    for epoch in run.epochs():
+        for batch in run.batches(loader):
+            run.backward(loss_of(net, batch), optimizer)
+        SCALE[0] += 1
+    run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "knobs", "why"),
+    [
+        ("data = Scaled()", {}, "other samples than in an earlier training"),
+        ("SCALE[0] = 0; data = Scaled()", {}, ""),
+        ("X.sub_(1)", {}, "other samples than in an earlier training"),
+        ("SCALE[0] = 0; data = Scaled()", {"num_workers": 1, "persistent_workers": True}, "in the epoch before"),
+        ("[p.data.copy_(v) for p, v in zip(NET.parameters(), FIRST)]; net, optimizer = NET, ADAM", {}, "the state of"),
+        ("optimizer = torch.optim.LBFGS(net.parameters())", {}, "takes a closure"),
+    ],
+)
+def test_what_a_training_leaves_behind_is_told(script: Any, lines: str, knobs: dict[str, Any], why: str) -> None:
+    state = prepared(script(LEFT.replace("LINES", lines)), PLAN, micro_batch_size=16, **knobs)
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
+        thrice(state)
+
+
 @pytest.mark.parametrize("leaves", ["set_default_dtype(torch.float64)", "set_grad_enabled(False)"])
 def test_setting_of_a_training_is_not_left_to_the_next(script: Any, leaves: str) -> None:
-    once = f"SEEN or torch.{leaves}; SEEN.append(0)"
+    once = f"SEEN or (torch.{leaves}, torch.set_num_threads(7)); SEEN.append(0)"
+    threads = torch.get_num_threads()
     state = prepared(script(KEPT.replace("KEEPS", "False").replace("FIRST", once)), PLAN)
     with pytest.raises(RuntimeError):  # float64 weights and float32 data, or no gradients
-        training.train(state)
-    training.train(training.prepare(state.resident, state.config, PLAN))
-    assert torch.get_default_dtype() == torch.float32
+        own_loop.train(state)
+    own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
+    assert (torch.get_default_dtype(), torch.get_num_threads()) == (torch.float32, threads)
+
+
+TOKENS = """
+class Tokens:
+    def __iter__(self):
+        return iter([[0, 1, 2], [3], [4, 5, 6, 7]])
+    LENGTH
+
+def train(run):
+    SEEN.append(READS)
+    data = [torch.ones(3 + i, 4) for i in range(8)]
+    loader = DataLoader(data, batch_sampler=Tokens(), collate_fn=torch.cat, num_workers=run["num_workers"])
+    net, optimizer = made(run)
+    for batch in run.batches(loader):
+        run.backward(net(batch).mean(), optimizer)
+        if run.evaluate_now:
+            SEEN.append(run.steps)
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("plan", [Plan(8, (8,)), Plan(20, (20,))])
+def test_batches_of_tokens_are_counted_by_their_sampler(script: Any, workers: int, plan: Plan) -> None:
+    length = "def __len__(self): return 3"
+    workload = script(TOKENS.replace("LENGTH", length).replace("READS", "run.steps"))
+    found = events(workload, plan, num_workers=workers)
+    steps = {8: 3, 20: 8}[plan.samples]
+    assert (found[-1].samples, workload.train.__globals__["SEEN"][1:]) == (plan.samples, [steps, steps])
+
+
+def test_steps_of_a_sampler_without_a_length_are_not_known(script: Any) -> None:
+    with pytest.raises(LoopError, match=r"run\.progress"):
+        events(script(TOKENS.replace("LENGTH", "").replace("READS", "run.steps")), Plan(8, (8,)))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from pathlib import Path
 
 import pytest
 
+from tuning.cli.runs import list_runs, show_run
 from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.config.shareable import MASK, is_masked, is_secret, masked, masked_items
 from tuning.journal.events import NoteRecord
-from tuning.journal.records import Journal, read
+from tuning.journal.format import line_of
+from tuning.journal.records import Journal, Record, read
 from tuning.journal.runs import known_runs
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
@@ -113,3 +117,19 @@ def test_records_of_a_deleted_run_are_saved(tmp_path: Path, monkeypatch: pytest.
     records, warnings = read(tmp_path / "lost.jsonl")
     assert ([record.get("text") for record in records], warnings) == (["first"], [])
     journal.close()
+
+
+@pytest.mark.parametrize("own", [{"mono": 10**400}, {"mono": float("nan")}, {"t": "0001-01-01T00:00:00+23:00"}])
+def test_record_with_a_good_mark_and_an_impossible_time_ends_nothing(
+    records: list[Record], own: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = records[0]
+    raw = {"seq": first.seq, "t": first.t, "event": first.event, **first.fields, **own}
+    body = json.dumps(raw).encode()[:-1]
+    line = body + b',"crc":"%08x"}\n' % zlib.crc32(body + b"}")
+    folder = tmp_path / "mine" / "x"
+    folder.mkdir(parents=True)
+    (folder / "trials.jsonl").write_bytes(line + b"".join(map(line_of, records)))
+    assert list_runs(["--runs-dir", str(tmp_path)]) == 0
+    assert show_run(["--runs-dir", str(tmp_path), "x"]) == 0
+    assert "finished" in capsys.readouterr().out

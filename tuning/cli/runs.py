@@ -48,7 +48,7 @@ def _row(folder: Path) -> dict[str, Any] | None:
     row = {"id": folder.name, "workload": folder.parent.name, "state": "unreadable", "trials": 0, "began": ""}
     try:
         run = History(read(folder / JOURNAL)[0])
-    except ConfigError:
+    except (ConfigError, ArithmeticError, LookupError, TypeError, ValueError):  # whatever its records hold
         return row
     if run.study is None:
         return None

@@ -14,9 +14,13 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 def finite(value: object) -> float | None:
     """Returns a finite number, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def whole(value: object) -> int | None:

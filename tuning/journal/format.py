@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from tuning.config.lenient import finite
+
 OWN_KEYS = ("seq", "t", "mono", "event", "crc")
 _MARK_LENGTH = len(b',"crc":"89abcdef"}')
 
@@ -79,7 +81,7 @@ def _parse(line: bytes) -> Record | None:
         datetime.fromisoformat(t)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    if type(seq) is not int or not isinstance(event, str) or not isinstance(mono, float | int | None):
+    if type(seq) is not int or not isinstance(event, str) or (mono is not None and finite(mono) is None):
         return None
     return Record(seq, t, event, raw, mono)
 

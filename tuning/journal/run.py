@@ -339,5 +339,5 @@ def unix_s(t: str) -> float:
     """Returns an ISO time as seconds since 1970, 0 for what is no time."""
     try:
         return datetime.fromisoformat(t).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0

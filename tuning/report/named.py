@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ from trainables.knobs import KnobTable
 from tuning.journal.events import Config, ConfirmedRecord, Facts, MeasuredRecord, PickRecord, WindowRecord
 from tuning.journal.run import History
 from tuning.report.format import apart
+from tuning.report.slowing import slowing
 from tuning.report.time_to_quality import Curve, curves
 from tuning.report.trial_views import TrialView, view
 from tuning.search import bottleneck, selection
@@ -80,6 +82,11 @@ class Confirming:
     objectives: Mapping[str, str]
     val_samples: int | None
 
+    @functools.cached_property
+    def slows(self) -> bool:
+        """Returns whether trainings slow down, so that speeds are those of whole trainings."""
+        return slowing(self.run) is not None
+
     def named(self, name: str, source: TrialView, labels: frozenset[str] = frozenset()) -> Named:
         """Returns what is known of the configuration that a trial or a probe ran, called `name`.
 
@@ -88,9 +95,12 @@ class Confirming:
         """
         labels = labels or frozenset([name])
         windows, learned = self.windows(source.config), self._learned(labels)
+        whole_per_s = source.measured_samples_per_s if self.slows else None
         own = [r for r in learned if _same(r.config or source.config, source.config, self.run.table)]
         rates, is_probed = [r.samples_per_s for r in own if r.samples_per_s], self._is_probed(source)
+        is_probed = is_probed and not whole_per_s
         peaks = [source.peak_allocated_bytes, *(r.peak_allocated_bytes for r in own or windows)]
+        peaks += [r.peak_allocated_bytes for r in self.run.ended if _same(r.config, source.config, self.run.table)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
         turns = uncertainty.throughput([r.samples_per_s for r in windows if r.samples_per_s])
         timed = own if turns is None else learned  # at the speed of turns those of other system knobs serve as well
@@ -99,7 +109,9 @@ class Confirming:
             trial=source.trial if name in PICKS else "",
             outcome=source.outcome,
             config=source.config,
-            trained=uncertainty.throughput(rates or ([x] if not is_probed and (x := source.samples_per_s) else [])),
+            trained=uncertainty.throughput(
+                rates or ([x] if not is_probed and (x := whole_per_s or source.samples_per_s) else [])
+            ),
             throughput=turns,
             probed_samples_per_s=source.samples_per_s if is_probed else None,
             quality={name: found for name, found in quality.items() if found is not None},
@@ -125,7 +137,8 @@ class Confirming:
 
     def windows(self, config: Config) -> list[WindowRecord]:
         """Returns a configuration's windows, under whatever name it had them."""
-        return [window for window in self.run.windows if _same(window.config, config, self.run.table)]
+        windows = [] if self.slows else self.run.windows
+        return [window for window in windows if _same(window.config, config, self.run.table)]
 
     def by_round(self, one: Named) -> dict[int, float]:
         """Returns the median samples a second of a configuration in each round."""
@@ -186,7 +199,8 @@ def named_of(
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
     for name, own in trained.items():
         source = sources.get(name, own)
-        sources[name] = replace(source, values=own.values, seed=own.seed, samples=own.samples, has_ended=own.has_ended)
+        whole = {n: getattr(own, n) for n in ("values", "seed", "samples", "has_ended", "measured_samples_per_s")}
+        sources[name] = replace(source, **whole)
     return {name: confirming.named(name, source, labels.get(name, frozenset())) for name, source in sources.items()}
 
 

@@ -171,7 +171,7 @@ def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
 
 def cautions(found: Summary) -> list[str]:
     """Returns what speaks against taking the answer as it is, a sentence each, without a full stop."""
-    told = (sentence(found) for sentence in (baseline_sentence, same_sentence, too_short_sentence))
+    told = (sentence(found) for sentence in (baseline_sentence, same_sentence, too_short_sentence, slowing_sentence))
     return [said[0].upper() + said[1:] for said in told if said]
 
 
@@ -336,6 +336,17 @@ def too_short_sentence(found: Summary) -> str:
     return (
         f"{share} of what trainings gain in {objective} over the baseline came after their last rung: they were too "
         "short to compare, and a larger budget.train_epochs tells more"
+    )
+
+
+def slowing_sentence(found: Summary) -> str:
+    """Returns that trainings slow down on their way, so that probes flatter them; else ""."""
+    if (own := found.slowing) is None:
+        return ""
+    first, then = fmt.rate(own.before_per_s), fmt.rate(own.after_per_s)
+    return (
+        f"trainings slow down: {plain(own.trial)} trained on {first} samples a second up to sample {own.samples:,} and "
+        f"on {then} after it; the search went by short timings of the beginning"
     )
 
 

@@ -20,6 +20,7 @@ from tuning.journal.run import History
 from tuning.journal.timeline import Times
 from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
+from tuning.report.slowing import Slowing, slowing
 from tuning.report.trial_views import SPEED, TrialView, refused_view, trial_views, view
 from tuning.search import ablation, selection
 from tuning.search.ablation import AblationResult
@@ -98,6 +99,8 @@ class Summary:
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
     sets_its_seed: bool = False
     """Whether trainings on fresh seeds had the search's, as a custom loop sets it."""
+    slowing: Slowing | None = None
+    """A training that slows down on its way, as most do; None if they do not."""
     beside: int = 0
     """How many trials that ended are of configurations that the space lacks."""
 
@@ -217,6 +220,7 @@ def of_run(run: History, ablated: History | None = None) -> Summary:
         reference_name=reference_name,
         provisional=provisional and "best" in named,
         sets_its_seed=selection.sets_its_seed(run),
+        slowing=slowing(run),
         beside=sum(run.trials[t.trial].is_beside for t in trials),
     )
 

@@ -129,7 +129,8 @@ class PickStage:
         measure_windows(profiler, self._journal, turns, budget, self._told, self._limits.left_s)
         before = self._limits.before()
         today = before or self._named.get(PLAIN, config)
-        picked, times = least_changed(run, turns, alike(space, config, turns), today)
+        able = [n for n in alike(space, config, turns) if n == "best" or groups.fits(learned, turns[n])]
+        picked, times = least_changed(run, turns, able, today)
         table = space.table
         if place_of(turns[picked], table) != place_of(config, table):
             said = f"{picked} was {times:.2f} times as fast in turns as the fastest probe, and only system knobs differ"

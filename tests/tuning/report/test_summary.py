@@ -281,3 +281,22 @@ def test_few_trials_are_told_until_the_search_has_more_time(records, resumed_by,
     more = later(records, "resume", 901, **{resumed_by: {"changed": 1}})
     assert "2 trials are few" in of([records[0], few, *records[1:]]).warnings
     assert ("2 trials are few" in of([records[0], few, *records[1:], more]).warnings) == is_told
+
+
+@pytest.mark.parametrize(("after_per_s", "is_told"), [(15.0, True), (90.0, False)])
+def test_trainings_that_slow_down_have_their_own_speed(records, found, after_per_s, is_told):
+    ends = {r["trial"]: r for r in records if r.event == "trial"}
+
+    def timed(record):
+        if record.event == "rung":
+            return changed(record, measured_samples_per_s=100.0)
+        samples = 900 if record.event == "trial" else 0
+        whole_s = 3.0 + (samples - 300) / after_per_s
+        return changed(record, samples=samples, measured_samples_per_s=samples / whole_s) if samples else record
+
+    own = of([timed(r) for r in records])
+    assert ends
+    assert (own.slowing is not None) == is_told
+    assert ("slow down" in " ".join(sentences.cautions(own))) == is_told
+    assert (own.best.throughput is None) == is_told
+    assert found.slowing is None

@@ -14,7 +14,7 @@ from trainables import knob_columns
 from trainables.our_knobs import EVERY
 from tuning.config import best_file
 from tuning.config.errors import NoUsableTrial
-from tuning.journal.events import EVENTS, StartRecord, Timed, TrialRecord
+from tuning.journal.events import EVENTS, OomRecord, StartRecord, Timed, TrialRecord
 from tuning.memory import groups
 from tuning.memory.measure import Footprint
 from tuning.report import export, summary
@@ -144,6 +144,18 @@ def test_reference_that_alone_ended_has_a_pick(tmp_path: Path, outcome: str) -> 
         made.journal.append(TrialRecord, **ended(trial, own, today)[1])
     (pick,) = made.confirm().run.picks
     assert (pick.best, pick.kind, pick.config["num_workers"]) == ("", "system", 2)
+
+
+def test_pick_of_probes_never_ran_out_of_memory(tmp_path: Path) -> None:
+    own = ("batch_size=32", "micro_batch_size=32", "num_workers=0", "sync_every_step=false", "set_to_none=true")
+    typed = ["search.max_time=null", *SMALL, *(f"named.before.{one}" for one in own)]
+    made = opened(tmp_path, *typed, profiler=Learning(drifts=False)).measure()
+    today = dict(made.config.named["before"])
+    made.journal.append(StartRecord, trial="t000", config=today, named="before", beside=True)
+    made.journal.append(OomRecord, trial="t000", config=today, outcome="oom", message="full")
+    made.journal.append(TrialRecord, **ended("t000", "cut", {**today, "micro_batch_size": 16})[1])
+    (pick,) = made.confirm().run.picks
+    assert pick.config["micro_batch_size"] == 16
 
 
 def test_reference_is_confirmed_as_it_fitted(tmp_path: Path) -> None:
