@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -63,7 +64,11 @@ def test_list_has_the_newest_last_whatever_the_runs_are_called(
 ) -> None:
     code, out, err = answered(capsys, "list", "--runs-dir", runs_dir)
     assert (code, err) == (0, "")
-    assert out.splitlines() == [f"{OLDEST:<20}  mine  unfinished  11 trials", f"{NEWEST}  nli   finished    11 trials"]
+    first, second = (re.split(r" {2,}", line) for line in out.splitlines())
+    assert (first[:2], first[3:5]) == ([OLDEST, "mine"], ["unfinished", "11 trials"])
+    assert (second[:2], second[3:5]) == ([NEWEST, "nli"], ["finished", "11 trials"])
+    assert re.match(r"\d\d \w{3} \d\d:\d\d$", second[2])
+    assert re.match(r"\d\.\d\dx ", second[5])
     rows = json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])
     assert [row["id"] for row in rows] == [OLDEST, NEWEST]
     assert rows[0]["began"] <= rows[1]["began"]

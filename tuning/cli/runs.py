@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.journal.records import read
-from tuning.journal.run import History
+from tuning.journal.run import History, unix_s
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, known_runs, other_version, require_known
 from tuning.report import export, report, sentences, summary
-from tuning.report.format import plain
+from tuning.report.format import fit, plain, plural, unlike
 from tuning.report.named import Named
 from tuning.report.summary import Summary
 from tuning.workers import doctor, machine_checks, nvml
@@ -36,24 +38,42 @@ def list_runs(arguments: Sequence[str]) -> int:
         return 0
     if not rows:
         print(f"no runs in {asked.runs_dir}; another place is named with --runs-dir PATH", file=sys.stderr)
-    widths = {key: max(len(plain(row[key])) for row in rows) for key in ("id", "workload", "state")} if rows else {}
-    for row in rows:
-        cells = [f"{plain(row[key]):<{width}}" for key, width in widths.items()]
-        print("  ".join([*cells, f"{row['trials']} trials"]))
+    shown = [[*(plain(row[key]) for key in _COLUMNS), plural(row["trials"], "trial"), row["found"]] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    for cells in shown:
+        print(fit("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)), most))
     return 0
 
 
+_COLUMNS = ("id", "workload", "day", "state")
+
+
 def _row(folder: Path) -> dict[str, Any] | None:
-    """Returns a run's line of the list; None without a study record."""
+    """Returns a run's line of the list; None without a study record. `found` is its gain and what is to be set."""
     row = {"id": folder.name, "workload": folder.parent.name, "state": "unreadable", "trials": 0, "began": ""}
+    row |= {"day": "", "found": ""}
     try:
         run = History(read(folder / JOURNAL)[0])
+        found = _found(summary.of_run(run)) if run.study is not None and not other_version(run.study) else ""
     except (ConfigError, ArithmeticError, LookupError, TypeError, ValueError):  # whatever its records hold
         return row
     if run.study is None:
         return None
     state = "other version" if other_version(run.study) else "finished" if run.is_finished else "unfinished"
-    return {**row, "state": state, "trials": len(run.ended), "began": run.study.t}
+    day = datetime.fromtimestamp(unix_s(run.study.t)).strftime("%d %b %H:%M")
+    return {**row, "state": state, "trials": len(run.ended), "began": run.study.t, "day": day, "found": found}
+
+
+def _found(known: Summary) -> str:
+    """Returns what a run gained over what is trained today, and by which settings; "" if it has nothing yet."""
+    reference, best = known.reference, known.best
+    if reference is None or best is None:
+        return ""
+    gain, changed = known.gain("best", reference.name), unlike(best.config, reference.config, known.table)
+    if not changed:
+        return f"as {plain(reference.name)}"
+    return " ".join([f"{gain.ratio:.2f}x {plain(reference.name)} " if gain else "", *changed]).strip()
 
 
 def runs_of(folder: Path) -> tuple[History, History]:

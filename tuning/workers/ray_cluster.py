@@ -27,7 +27,7 @@ from tuning.workers import leftovers
 
 _TOKEN = secrets.token_hex(32)
 """Shared by every cluster of this process: Ray reads a token once a process, and would refuse another cluster's."""
-LOST = "Ray ended the search: its process gcs_server is gone"
+GCS_LOST = "Ray ended the search: its process gcs_server is gone"
 LEAVES_S = 8.0
 """How long a study may take to leave once gcs_server is gone."""
 
@@ -94,7 +94,7 @@ class RayCluster:
         ray.shutdown()
         self._reap()
         if lost and kind is KeyboardInterrupt:
-            raise StoppedEarly(LOST, remedy="go on with resume=") from error
+            raise StoppedEarly(GCS_LOST, remedy="go on with resume=") from error
 
     def _reap(self) -> None:
         """Ends what is left of Ray's processes, and removes its folder."""
@@ -137,7 +137,7 @@ class _Watch:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             if not select.select([self._wakes], [], [], LEAVES_S)[0]:  # some waits of Ray let no signal through
                 shown = "\x1b[?25h" * os.isatty(2)  # the cursor
-                os.write(2, f"{shown}\nerror: {LOST}\n  try: python -m tuning.run resume=last\n".encode())
+                os.write(2, f"{shown}\nerror: {GCS_LOST}\n  try: python -m tuning.run resume=last\n".encode())
                 os._exit(StoppedEarly.exit_code)
 
 
