@@ -199,7 +199,7 @@ def test_network_guard_stops_other_machines_only() -> None:
 MOST_LINES = {
     "tuning/cli/*.py": 2_210,
     "tuning/config/*.py": 2_530,
-    "tuning/journal/*.py": 1_440,
+    "tuning/journal/*.py": 1_450,
     "tuning/memory/*.py": 3_170,
     "tuning/report/*.py": 3_270,
     "tuning/search/*.py": 3_540,
@@ -210,7 +210,7 @@ MOST_LINES = {
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 760,
     "tests/trainables/*.py": 8_130,
-    "tests/tuning/*.py": 15_350,
+    "tests/tuning/*.py": 15_370,
 }
 
 
