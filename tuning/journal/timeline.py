@@ -7,7 +7,6 @@ the run (`journal.run`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -120,14 +119,19 @@ def _intervals(events: Sequence[Event]) -> Iterator[Interval]:
 
 def _paint(found: Sequence[Interval], end_s: float) -> Mapping[Activity, float]:
     """Seconds of each activity when every moment goes to the first of `_PRIORITY` that is under way."""
-    cuts = sorted({0.0, end_s, *(min(max(at_s, 0.0), end_s) for _, *ends in found for at_s in ends)})
     total: dict[Activity, float] = dict.fromkeys(_PRIORITY, 0.0)
-    for start, end in itertools.pairwise(cuts):
-        middle = (start + end) / 2
-        under_way = {activity for activity, start_s, end_s in found if start_s <= middle < end_s}
-        activity = next((a for a in _PRIORITY if a in under_way), None)
-        if activity is not None:
-            total[activity] += end - start
+    under_way: dict[Activity, int] = dict.fromkeys(_PRIORITY, 0)
+    changes: list[tuple[float, int, Activity]] = []
+    for activity, *ends in found:
+        start_s, stop_s = (min(max(at_s, 0.0), end_s) for at_s in ends)
+        changes += [(start_s, 1, activity), (stop_s, -1, activity)] if start_s < stop_s else []
+    before = 0.0
+    for at_s, sign, changed in sorted(changes):
+        first = next((a for a in _PRIORITY if under_way[a]), None)
+        if first is not None:
+            total[first] += at_s - before
+        under_way[changed] += sign
+        before = at_s
     return total
 
 

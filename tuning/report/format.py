@@ -151,6 +151,12 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None, 
     return {name: value for name, value in ours.items() if theirs.get(name, rows.defaults.get(name)) != value}
 
 
+def identity(config: Mapping[str, object], rows: KnobTable) -> frozenset[tuple[str, str]]:
+    """Returns what is the same for all configurations that `apart` tells nothing of."""
+    full = complete(config, rows)
+    return frozenset((name, repr(value)) for name, value in full.items() if value != rows.defaults.get(name))
+
+
 def apart(config: Mapping[str, object], other: Mapping[str, object], rows: KnobTable) -> list[str]:
     """Returns the names of the knobs in which two configurations differ, defaults filled in."""
     return list(dict.fromkeys([*differing(config, other, rows), *differing(other, config, rows)]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from trainables.knobs import KnobTable
 from tuning.journal.events import Config, ConfirmedRecord, Facts, MeasuredRecord, PickRecord, WindowRecord
 from tuning.journal.run import History
-from tuning.report.format import apart
+from tuning.report.format import apart, identity
 from tuning.report.slowing import slowing
 from tuning.report.time_to_quality import Curve, curves
 from tuning.report.trial_views import TrialView, view
@@ -87,6 +87,15 @@ class Confirming:
         """Returns whether trainings slow down, so that speeds are those of whole trainings."""
         return slowing(self.run) is not None
 
+    @functools.cached_property
+    def _peaks(self) -> dict[frozenset[tuple[str, str]], list[int | None]]:
+        """Returns the peaks of the search's trainings, by their configuration."""
+        found: dict[frozenset[tuple[str, str]], list[int | None]] = {}
+        for end in self.run.ended:
+            if end.config:
+                found.setdefault(identity(end.config, self.run.table), []).append(end.peak_allocated_bytes)
+        return found
+
     def named(self, name: str, source: TrialView, labels: frozenset[str] = frozenset()) -> Named:
         """Returns what is known of the configuration that a trial or a probe ran, called `name`.
 
@@ -100,7 +109,7 @@ class Confirming:
         rates, is_probed = [r.samples_per_s for r in own if r.samples_per_s], self._is_probed(source)
         is_probed = is_probed and not whole_per_s
         peaks = [source.peak_allocated_bytes, *(r.peak_allocated_bytes for r in own or windows)]
-        peaks += [r.peak_allocated_bytes for r in self.run.ended if _same(r.config, source.config, self.run.table)]
+        peaks += self._peaks.get(identity(source.config, self.run.table), [])
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
         turns = uncertainty.throughput([r.samples_per_s for r in windows if r.samples_per_s])
         timed = own if turns is None else learned  # at the speed of turns those of other system knobs serve as well
@@ -168,7 +177,7 @@ class Confirming:
 
 def _same(config: Config, other: Config, table: KnobTable) -> bool:
     """Returns whether two configurations run the same; one that was not written runs as none."""
-    return bool(config) and not apart(config, other, table)
+    return bool(config) and identity(config, table) == identity(other, table)
 
 
 def _ended_after(trainings: Sequence[ConfirmedRecord]) -> int | None:
