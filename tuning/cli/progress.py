@@ -102,7 +102,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
     `asked` is what the measuring process is at; `doing` what goes on where the records do not tell.
     """
     stage, names = run.stage or STARTING, STAGES
-    objective = next((name for name in (run.study.objectives if run.study else ()) if name != SPEED), "")
+    objective = objective_of(run)
     rows = tuple(_rows(run, config, stage, objective, asked or Asked()))
     done, planned = counted(run, config, stage)
     names_probed = {probe.name for probe in run.probes}
@@ -126,6 +126,11 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
         card=next((w for e in latest if isinstance(e, MeasuredRecord) and (w := card_words(e.telemetry))), ""),
         table=run.table,
     )
+
+
+def objective_of(run: History) -> str:
+    """Returns the quality that the study is about, "" before that is known."""
+    return next((name for name in (run.study.objectives if run.study else ()) if name != SPEED), "")
 
 
 def _faster(name: str, rows: Sequence[StageRow], run: History, stage: str) -> float | None:

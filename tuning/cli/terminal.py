@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import live
-from tuning.cli.progress import STARTING, Progress, progress
+from tuning.cli.progress import STARTING, Progress, counted, objective_of, progress
 from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
@@ -34,6 +34,7 @@ from tuning.journal.run import History
 from tuning.report import sentences, tables, text, words
 from tuning.report.format import LABEL_WIDTH, labelled, plain, table
 from tuning.report.summary import Summary
+from tuning.search.selection import leader, next_leader
 from tuning.workers.doctor import Check
 from tuning.workers.worker import Asked
 
@@ -60,6 +61,7 @@ class Terminal:
         self._warned: set[str] = set()
         self._config: StudyConfig | None = None
         self._shown: Progress | None = None
+        self._leader: events.TrialRecord | None = None
         self._run = History()
         self._asked: Callable[[], Asked] = Asked
         self._began, self._doing, self._resume = clock(), "", ""
@@ -145,15 +147,27 @@ class Terminal:
         if isinstance(made, events.NoteRecord):
             self.note(made.text)
         elif self._verbosity > 0 or not (isinstance(made, events.RungRecord | events.WindowRecord) or self._drawn):
-            earlier, found = self._shown, self._progress(self._run)
-            self._shown = found
-            if found is not None and (earlier is None or earlier.stage != found.stage):
-                earlier = self._progress(self._run.before(made.seq))
-            best = earlier.best.config if earlier is not None and earlier.best is not None else {}
+            best = self._best_before(made)
             if isinstance(made, events.TrialRecord):
                 made = replace(made, values=self._run.trials[made.trial].values)
-            told = words.event(made, best, self._run.table, found.objective if found is not None else "", _count(found))
+            count = "" if self._config is None else _count(*counted(self._run, self._config, self._run.stage))
+            told = words.event(made, best, self._run.table, objective_of(self._run), count)
             self._say(labelled([told])) if told else None
+
+    def _best_before(self, made: events.Event) -> events.Config:
+        """Returns the configuration that was the best of its stage before a record, which is taken in for the next."""
+        run = self._run
+        if run.stage != "search":
+            earlier, self._shown = self._shown, self._progress(run)
+            if earlier is None or self._shown is None or earlier.stage != self._shown.stage:
+                earlier = self._progress(run.before(made.seq))
+            return {} if earlier is None or earlier.best is None else earlier.best.config
+        if self._leader is None:
+            self._leader = leader(run.before(made.seq))
+        before = self._leader
+        if isinstance(made, events.TrialRecord):
+            self._leader = next_leader(run, before, made)
+        return {} if before is None else before.config
 
     def space(self, config: StudyConfig) -> None:
         """Prints the space to stdout, a knob a line, as it would be typed."""
@@ -284,11 +298,11 @@ def console(stream: TextIO, env: Mapping[str, str]) -> Console:
     return made
 
 
-def _count(found: Progress | None) -> str:
+def _count(done: int, planned: int | None) -> str:
     """Returns "3/12", "3" if nobody knows of how many, "" if nothing is counted."""
-    if found is None or not found.done:
+    if not done:
         return ""
-    return f"{found.done}/{found.planned}" if found.planned is not None else str(found.done)
+    return f"{done}/{planned}" if planned is not None else str(done)
 
 
 def line(on: Console, said: str, style: str = "") -> None:

@@ -40,11 +40,14 @@ class Trial:
     ends: list[events.TrialRecord] = field(default_factory=list)
     last: events.TrialRecord | events.RefusedRecord | None = None
     """Its latest ending, or that it was refused while it waited."""
+    is_beside: bool = False
+    """It is the reference, whose configuration the space lacks: it is not picked."""
 
     def began(self, start: events.StartRecord) -> None:
         """Takes that an attempt began."""
         self.starts.append(start)
         self.state = RUNNING
+        self.is_beside = self.is_beside or start.beside
 
     def ended(self, end: events.TrialRecord) -> None:
         """Takes an ending: a later one replaces it."""
@@ -84,11 +87,6 @@ class Trial:
     def config(self) -> events.Config:
         """Returns the configuration with which it began last."""
         return self.starts[-1].config if self.starts else {}
-
-    @property
-    def is_beside(self) -> bool:
-        """Returns whether it is the reference, whose configuration the space lacks: it is not picked."""
-        return any(start.beside for start in self.starts)
 
     @property
     def named(self) -> str:

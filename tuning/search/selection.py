@@ -136,6 +136,16 @@ def leader(run: History) -> TrialRecord | None:
     return None if picked is None else run.trials[picked.best].end
 
 
+def next_leader(run: History, known: TrialRecord | None, made: TrialRecord) -> TrialRecord | None:
+    """Returns `leader` once one more trial has ended, if `known` was it before: two are compared, not thousands."""
+    rule, reference = rule_of(run), run.reference
+    if rule is None or reference is None or made.trial == reference.trial or run.trials[made.trial].is_beside:
+        return leader(run)
+    able = [end for end in (known, made) if end is not None and end.outcome == Outcome.OK]
+    found = pick(able, rule, reference.values.get(rule.objective), reference.samples_per_s or 0.0)
+    return next((end for end in able if found is not None and end.trial == found.best), None)
+
+
 def pick(found: Sequence[TrialRecord], rule: Rule, today: float | None, today_per_s: float = 0.0) -> Pick | None:
     """Returns the pick over quality and speed by the rule; `today` is the reference's quality, None if not known.
 

@@ -84,7 +84,7 @@ def error_of(failed: Failed, workload: str) -> TuningError:
     """Returns what a person is told of an exception in the process: of the machine, or of the workload's code."""
     said = f"{failed.kind}: {failed.text}".strip()
     if failed.outcome not in (Outcome.CRASH, Outcome.DATA):
-        remedy = "free what other programs hold, or a smaller model"
+        remedy = "a smaller model, or more memory: of other programs, or by card.memory_gib if that was typed"
         if failed.kind == "CacheTooLarge":
             remedy = "knobs.ram_cache=false, or a larger search.max_time"
         what = f"the workload cannot be loaded or measured: {said}"

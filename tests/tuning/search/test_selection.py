@@ -61,6 +61,29 @@ def test_pick_is_the_fastest_that_is_as_good(rows: Any, rule: Rule, today: float
     st.floats(0, 1),
     st.sampled_from(["speed", "quality"]),
 )
+def test_leader_is_found_by_twos(
+    rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None, today: float, goal: Goal
+) -> None:
+    rule = Rule("accuracy", mode, tolerance, None if untrained is None else Baseline("mean", untrained), goal=goal)
+    ended = finished(*rows)
+    best = ended[0]
+    for made in ended[1:]:
+        found = pick([best, made], rule, today, 50.0)
+        best = next(end for end in (best, made) if found is not None and end.trial == found.best)
+    whole = pick(ended, rule, today, 50.0)
+    assert whole is not None
+    assert rows[int(whole.best[1:])] == rows[int(best.trial[1:])]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(1, 99)), min_size=1, max_size=12),
+    st.floats(0, 0.5),
+    st.sampled_from(["min", "max"]),
+    st.none() | st.floats(0, 1),
+    st.floats(0, 1),
+    st.sampled_from(["speed", "quality"]),
+)
 def test_nothing_as_good_is_faster_than_the_pick(
     rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None, today: float, goal: Goal
 ) -> None:

@@ -248,7 +248,7 @@ def test_a_metric_that_a_few_samples_do_not_define_is_no_mistake(tmp_path: Path)
 def test_a_ram_cache_that_was_asked_for_and_is_too_large_can_be_left_out() -> None:
     for error, remedy in (
         (CacheTooLarge("about 49 s to prepare, 3 s are allowed"), "knobs.ram_cache=false, or a larger search.max_time"),
-        (MemoryError("none is left"), "free what other programs hold, or a smaller model"),
+        (MemoryError("none is left"), "a smaller model, or more memory"),
     ):
         found = user_code.error_of(user_code.failed(error), "nli")
         assert found.remedy == remedy
