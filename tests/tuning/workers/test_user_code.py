@@ -251,7 +251,7 @@ def test_a_ram_cache_that_was_asked_for_and_is_too_large_can_be_left_out() -> No
         (MemoryError("none is left"), "a smaller model, or more memory"),
     ):
         found = user_code.error_of(user_code.failed(error), "nli")
-        assert found.remedy == remedy
+        assert found.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(
