@@ -88,8 +88,8 @@ def _evaluate_once(state: State, model: nn.Module, seen: _Seen) -> Mapping[str, 
             return None
         if _size(state) > 1:
             raise
-        what = "evaluate() ran out of memory with batches of one sample, which no micro-batch changes"
-        raise WorkloadError(f"{what}: does it keep its outputs on the device? ({error})") from None
+        what = "evaluate() ran out of memory with batches of one sample: does it keep its outputs on the device?"
+        raise torch.OutOfMemoryError(f"{what} ({error})") from error
 
 
 def _size(state: State) -> int:

@@ -51,10 +51,10 @@ NOT_A_MEAN = (
     "tokens; the model may read padding; or a sampler makes other batches by micro_batch_size"
 )
 HALF = (
-    "a batch cut in two has half of its gradient: the loss is a sum, or divided by run.accumulation, where a mean is "
-    "asked for"
+    "cutting a batch in two halves its gradient: give run.backward a mean loss, not a sum, and do not divide it by "
+    "run.accumulation"
 )
-BY_CLASS = "{}(weight=...) divides by the weights of the classes in a micro-batch, which its halves have otherwise"
+BY_CLASS = "{}(weight=...) divides by the class weights of each micro-batch, so that two halves give another gradient"
 COUNT_BATCHES, COUNT_S = 8, 1.5
 """Batches over which the optimiser steps of a custom loop are counted, fewer if they take longer than so many seconds.
 
@@ -224,9 +224,9 @@ def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds:
             )
     if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(one.rates, two.rates, strict=False)):
         return (
-            f"learning rates of {batches} batches are others with each batch cut in two: the loop sets them by "
-            "micro-batches, or by len(loader), which counts these; a scheduler that is made for run.steps and shown to "
-            "run.prepare is stepped once a batch"
+            f"the learning rates of {batches} batches change if each batch is cut in two: your loop counts "
+            "micro-batches, as len(loader) does; make the scheduler for run.steps and give it to run.prepare, which "
+            "steps it once a batch"
         )
     if one.averaged != two.averaged:
         return (

@@ -207,8 +207,9 @@ class KnobTable(Mapping[str, Knob]):
         return tuple(name for name in self.by_memory["group"] if self[name].domain.type in (int, float))
 
     def __reduce__(self) -> tuple[type[KnobTable], tuple[Any, ...]]:
-        """Returns what pickle makes the table of: the workload's own rows, since those of the loop hold functions."""
-        return KnobTable, (self.own, self.kinds, self.hooks)
+        """Returns what pickle makes the table of: the workload's own rows without functions, which only a step asks."""
+        own = {name: replace(row, seen=None, rules=(), remedies={}) for name, row in self.own.items()}
+        return KnobTable, (own, self.kinds, self.hooks)
 
     def as_raw(self) -> dict[str, Any]:
         """Returns the workload's own rows as plain values for a record; `Knob.of_raw` reads one back."""

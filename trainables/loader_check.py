@@ -40,8 +40,8 @@ STREAM = (
     "get_worker_info()"
 )
 COPIES = (
-    "each loader process begins each epoch with a copy of what the data set draws from or counts, and reads what it "
-    "has read before: draw from torch's generator, or make your own in worker_init_fn by torch.initial_seed()"
+    "loader processes repeat their samples in each epoch, as each begins with the same copy of the data set's "
+    "generator or counter: draw from torch's generator, or seed yours in worker_init_fn by torch.initial_seed()"
 )
 SHARES_A_FILE = (
     "loader processes read other samples than this process does: they may share an open file, which has one position "

@@ -21,8 +21,8 @@ LEAST_HELD = 2
 """So many earlier models that are still held are a list; one may be a global name that the next training replaces."""
 CHECKED_EPOCHS = 3
 STALE = (
-    "samples are others than in the epoch before, by what was set in this process, which loader processes that stay do "
-    "not see: knobs.persistent_workers=false starts them anew"
+    "your code changed the samples after an epoch, and persistent loader processes do not see that: "
+    "knobs.persistent_workers=false restarts them in each epoch"
 )
 EVALUATES = (
     "train(run) ran out of memory in its evaluation, which no micro-batch changes: evaluate smaller batches under "
@@ -33,8 +33,8 @@ USED_UP = (
     "end, or make it within for _ in run.epochs()"
 )
 TWO_LOOPS = (
-    "run.batches counts training data, and two loops or iterators over it are open at once: go over one loader with "
-    "run.batches, and over the other one, or an evaluation's, by itself"
+    "two loops over run.batches are open at once, and it counts training data: keep it for the training loader, and "
+    "iterate over any other loader, such as an evaluation's, without it"
 )
 _SIMPLE = (bool, int, float, str)
 
@@ -59,13 +59,13 @@ def require_one_loss(optimizer: torch.optim.Optimizer, parts: int, *, again: boo
     name = type(optimizer).__name__
     if not again:
         raise LoopError(
-            f"run.backward got two losses of one batch for one {name}, and would step after each: add them, "
-            "run.backward(loss_a + loss_b, optimizer); several steps on one batch are meant by again=True"
+            f"run.backward got two losses of one batch for one {name}: for one step, add them, "
+            "run.backward(loss_a + loss_b, optimizer); for a step after each, pass again=True"
         )
     if parts > 1:
         raise LoopError(
-            f"run.backward(..., again=True) steps the {name} several times on one batch, and each batch comes in "
-            f"{parts} parts: knobs.micro_batch_size as large as batch_size, or a loader of whole batches"
+            f"run.backward(..., again=True) of the {name} needs whole batches, and each comes in {parts} parts: set "
+            "knobs.micro_batch_size to the batch size, or load whole batches"
         )
 
 

@@ -45,8 +45,8 @@ LEAST_SAVING_FRAC = 0.01
 """A remedy that saves less than a hundredth is not named. Each is tried on top of those before it."""
 
 NO_BLOCKS = (
-    "activation checkpointing changes nothing: the model has no blocks to recompute, which are those that `blocks` of "
-    "the workload returns, without it the members of every ModuleList"
+    "activation checkpointing does nothing here: the model has no ModuleList; to use it, return the layers to "
+    "recompute from the workload's `blocks`"
 )
 
 Predict = Callable[[Sequence[Request]], list[Prediction]]

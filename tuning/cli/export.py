@@ -25,7 +25,9 @@ def parser() -> argparse.ArgumentParser:
         "Accelerator, DataLoader and their configurations. deepspeed: a configuration file. json: what best.yaml says."
     )
     made.add_argument("--to", required=True, choices=tuple(FRAMEWORKS), help="whose words")
-    made.add_argument("--python", action="store_true", help="as Python, with what is not said as comments  [JSON]")
+    made.add_argument(
+        "--python", action="store_true", help="as Python, with what is to be set by hand as comments  [JSON]"
+    )
     return made
 
 
@@ -45,5 +47,5 @@ def main(arguments: Sequence[str]) -> int:
     for warning in best.warnings:
         line(messages, f"warning: {warning}")
     for said in () if asked.python else found.unsaid.values():  # else it is in the comments
-        line(messages, f"not said: {said}")
+        line(messages, f"set by hand: {said}")
     return 0

@@ -124,8 +124,8 @@ class Terminal:
 
     def dashboard(self, url: str, token_path: Path) -> None:
         """Says where Ray's dashboard is and how to log in; it answers 401 without the token."""
-        token = f"log in with the token: cat {shlex.quote(str(token_path))}"  # in one line, to be copied
-        self._say(f"{'ray':<{LABEL_WIDTH}}{url}\n{'':<{LABEL_WIDTH}}{token}")
+        self._say(f"{'ray':<{LABEL_WIDTH}}{url}")
+        self._say(f"{'':<{LABEL_WIDTH}}log in with the token: cat {shlex.quote(str(token_path))}")
 
     def stage(self, name: str) -> None:
         """Says that a stage begins; on a terminal, what the last one found stays above it."""

@@ -71,8 +71,9 @@ def _heading(answer: Mapping[str, Any], knobs: KnobTable) -> Iterator[str]:
         limit = "no limit to its memory"
     else:
         limit = f"{_gib(usable)} of {_gib(whole)} GiB for tensors"
-        limit += ", the rest for its context and what else is on it" if usable < whole else ""
-    kernels = "CUDA " + ".".join(map(str, card["capability"])) if answer["kernels"] == "cuda" else "the CPU"
+        limit += ", the rest for CUDA and other programs" if usable < whole else ""
+    is_cuda = answer["kernels"] == "cuda"
+    kernels = f"compute capability {'.'.join(map(str, card['capability']))}" if is_cuda else "the CPU"
     yield f"{answer['workload']} on {_card(answer)}: {limit}; peak of one training step, kernels of {kernels}"
     chosen = [
         f"{name}={plain(answer['knobs'][name])} (searched too: {', '.join(map(plain, others))})"
@@ -144,7 +145,7 @@ def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_name(first)} at micro-batch {short['micro_batch']} does not fit. Cheapest first, these fit:"
         yield from ways
     elif answer["remedies"]:
-        yield "Not one sample fits. Of the smallest row these save memory at one sample, each with those before it:"
+        yield "Not one sample fits. From the smallest row, at one sample, add these in order until one fits:"
         for one in answer["remedies"]:
             fits = "which still does not fit" if one["verdict"] == "no" else "which fits"
             yield _way(one["knobs"], one, f", {fits}; costs {one['cost']}")

@@ -45,7 +45,7 @@ class Exported:
             lines.append(f"{re.sub('(?<=[a-z])(?=[A-Z])', '_', name).lower()} = {{")
             lines += [f"    {key!r}: {value!r}," for key, value in arguments.items()]
             lines.append("}")
-        return "\n".join([*lines, *(f"# not said: {line}" for line in self.unsaid.values())])
+        return "\n".join([*lines, *(f"# set by hand: {line}" for line in self.unsaid.values())])
 
 
 class _Told:
@@ -97,7 +97,7 @@ class _Told:
     def loader(self, prefix: str = "") -> dict[str, Any]:
         """Returns what a DataLoader, or one that has such arguments behind a prefix, is told of its processes."""
         if not prefix:
-            self.undone["order of the data"] = "shuffle=True: of the training's DataLoader, which does not by itself"
+            self.undone["order of the data"] = "shuffle=True in your training DataLoader, whose default is False"
         names = ("num_workers", "pin_memory", *(_OF_WORKERS if self.ours.get("num_workers") else ()))
         return self.words(**{name: f"{prefix}{name}" for name in names})
 
@@ -120,7 +120,7 @@ class _Told:
             return {}
         others = ", ".join(self.defaults[name] for name in own if name in self.defaults)
         default = f"; by default there is {others}" if others else ""
-        said = f"{', '.join(own)}: of the workload's own code, for which this rate was found{default}"
+        said = f"{', '.join(own)} of the workload's own code: the learning rate was found with them{default}"
         return {"of the workload's own": said}
 
     def _value(self, name: str) -> Any:

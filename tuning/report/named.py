@@ -25,7 +25,7 @@ from tuning.stats.uncertainty import Gain, Quality, Throughput
 
 PICKS = ("best", "best_at_speed", "most_accurate")
 """The answers: the pick, the best quality that is no slower than the reference, and the best quality."""
-WORDS = {"best": "best", "best_at_speed": "best at today's speed", "most_accurate": "most accurate"}
+WORDS = {"best": "best", "best_at_speed": "best, no slower", "most_accurate": "most accurate"}
 RATE = frozenset(["learning_rate", "schedule", "warmup_frac"])
 """Knobs that no speed depends on, in whatever loop."""
 SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recall", "iou", "miou", "dice"])

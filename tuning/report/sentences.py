@@ -88,7 +88,7 @@ def _keep(found: Summary, best: Named) -> str:
     better = "better at no less speed" if for_quality else f"faster at the same {plain(found.objective)}"
     fresh = len([one for one in found.confirmed if one.config != best.config])
     again = f" ({fresh} of them trained again on fresh seeds)" * (fresh > 0)
-    return f"Keep today's settings ({named}): none of {plural(count, 'other trial')}{again} was found {better}."
+    return f"Keep today's settings ({named}): none of {plural(count, 'other trial')}{again} was shown to be {better}."
 
 
 def _few(settings: Sequence[str]) -> str:
@@ -157,7 +157,9 @@ def _soon(found: Summary) -> str:
     if time is None or reference is None or time.own.median_s is None or time.reference.median_s is None:
         return ""
     both = f"{duration(time.own.median_s)} of training instead of {duration(time.reference.median_s)}"
-    return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {both}."
+    missed, seeds = time.own.missed, len(time.own.by_seed)
+    but = f", but not on {missed} of {plural(seeds, 'seed')}" if missed else ""
+    return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {both}{but}."
 
 
 def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
@@ -294,13 +296,13 @@ def found_by(best: Named) -> str:
 
 def gain_sentence(gain: Gain) -> str:
     """Returns what a gain means, such as "2.80 times as fast as before (95 % interval 2.51 to 3.12)"."""
-    over, shown = called(gain.over), gain.inverse() if gain.is_told and gain.ratio < 1 else gain
-    times, _, interval = ratio(shown).partition(" ")
+    over, shown = called(gain.over), ratio(gain)
+    times, _, interval = shown.partition(" ")
     ground = f"by {gain.grounds}" if gain.grounds else f"by {plural(gain.rounds, 'round')} in turns"
     ground = f"95 % interval {interval.strip('()')}" if interval else ground
     if gain.low is not None and not gain.is_told:
-        return f"not clearly faster or slower than {over} ({times} times, {ground})"
-    return f"{times} times {'slower than' if shown is not gain else 'as fast as'} {over} ({ground})"
+        return f"not clearly faster or slower than {over} ({times} times as fast, {ground})"
+    return f"{times} times as fast as {over} ({ground})"
 
 
 def baseline_sentence(found: Summary) -> str:
@@ -311,7 +313,7 @@ def baseline_sentence(found: Summary) -> str:
     if own is None or baseline is None or sign * own.mean < sign * baseline.value:
         return ""
     said = f"{plain(objective)} {own.mean:.3f} is no better than the baseline {plain(baseline.name)}"
-    return f"{said} ({baseline.value:.3f}): train for longer by budget.train_epochs, or search wider learning knobs"
+    return f"{said} ({baseline.value:.3f}): train longer, budget.train_epochs=N, or search more learning rates"
 
 
 def too_short_sentence(found: Summary) -> str:

@@ -87,7 +87,7 @@ def summary(found: Summary) -> list[RenderableType]:
         rows.append(("note", Text(f"{cut}.", style="yellow")))
     if best is not None and not sentences.keeps_today(found):
         base, trial = sentences.today(found), f"({sentences.found_by(best)})"
-        others = "at its default" if base is None else f"as in {sentences.called(base.name)}"
+        others = "at cardtune's default" if base is None else f"as in {sentences.called(base.name)}"
         if chosen := fmt.settings(best.config, found.table, base.config if base else None):
             rows += [("set", fmt.side_by_side(chosen, "bold")), ("", f"every other knob {others} {trial}")]
         else:

@@ -96,11 +96,6 @@ class Gain:
         """Returns whether the rounds tell the two apart: False where the interval holds 1, or where there is none."""
         return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
 
-    def inverse(self) -> Gain:
-        """Returns how many times slower `of` is than `over`."""
-        low, high = (None if end is None else 1 / end for end in (self.high, self.low))
-        return Gain(self.of, self.over, 1 / self.ratio, low, high, self.rounds)
-
 
 def throughput(windows: Sequence[float]) -> Throughput | None:
     """Returns median, mean and interval of the windows, or None where there are none."""

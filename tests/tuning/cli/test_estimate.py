@@ -270,14 +270,14 @@ def test_checkpointing_that_recomputes_nothing_has_no_rows(capsys: pytest.Captur
 
     def rows(settings: str, predict: Callable[[Request], Prediction]) -> list[tuple[Any, Any]]:
         found = answer(f"workload=nli card=rtx4060 {settings}", capsys, predict)
-        assert len(found["rows"]) == 4 or "no blocks to recompute" in found["notes"][-1]
+        assert len(found["rows"]) == 4 or "has no ModuleList" in found["notes"][-1]
         return [(row["knobs"]["amp_dtype"], row["knobs"]["activation_checkpointing"]) for row in found["rows"]]
 
     all_rows = [("fp32", False), ("fp32", True), ("bf16", False), ("bf16", True)]
     assert rows("", flat) == [("fp32", False), ("bf16", False)]
     assert rows("knobs.activation_checkpointing=[false,true]", flat) == all_rows
     assert rows("", partly) == all_rows
-    assert told("workload=nli card=rtx4060", capsys, flat).count("no blocks") == 1
+    assert told("workload=nli card=rtx4060", capsys, flat).count("no ModuleList") == 1
 
 
 def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) -> None:

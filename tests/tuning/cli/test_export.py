@@ -34,10 +34,10 @@ def test_the_words_go_to_stdout_and_what_is_unsaid_to_stderr(folder: Path, capsy
     found = json.loads(shown.out)
     assert found["Trainer"]["precision"] == "bf16-mixed"
     assert found["DataLoader"]["batch_size"] >= 1
-    assert "not said: learning_rate=" in shown.err
+    assert "set by hand: learning_rate=" in shown.err
     assert main(["export", "one", "--to", "lightning", "--python"]) == 0
     shown = capsys.readouterr()
-    assert "# not said: learning_rate=" in shown.out
+    assert "# set by hand: learning_rate=" in shown.out
     assert "not said" not in shown.err, "it stands in what was printed"
     assert main(["export", "one", "--to", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["knobs"]["batch_size"] >= 1
@@ -66,4 +66,4 @@ def test_a_knob_of_the_runs_own_is_not_taken_for_ours(
     assert main(["export", "last", "--to", "transformers"]) == 0
     shown = capsys.readouterr()
     assert "optim" not in json.loads(shown.out)
-    assert "not said: optimizer='lion': your own code sets it" in shown.err
+    assert "set by hand: optimizer='lion': your own code sets it" in shown.err

@@ -131,7 +131,7 @@ def test_fresh_seeds_are_not_paired_with_that_of_the_search(found):
 
 def test_the_table_has_today_first_then_each_answer(answers, records):
     grid = tables.answers(answers)
-    assert [row[0].split()[0] for row in grid.rows][:4] == ["before", "best", "best", "most"]
+    assert [row[0].split()[0] for row in grid.rows][:4] == ["before", "best", "best,", "most"]
     assert grid.stressed == 1
     assert len({len(row) for row in [grid.head, *grid.rows]}) == 1
     only = tables.answers(of(records, most_accurate="", best_at_speed=""))
