@@ -64,7 +64,7 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
 
 @dataclass
 class _Seen:
-    """What an evaluation has asked for so far: samples, and bytes that were held at its first and its last batch."""
+    """The samples of an evaluation so far, and the bytes that were held at its first and its last batch."""
 
     samples: int = 0
     first_bytes: int = 0

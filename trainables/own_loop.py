@@ -39,7 +39,7 @@ from trainables.workload_files import load_own_loop
 LEAVING_S = 60.0
 """The most that the user's `finally` blocks may take once a run is over."""
 
-_OF_DATA = ("pass_samples", "drops_last", "own_size", "pass_batches")
+_SEEN_OF_DATA = ("pass_samples", "drops_last", "own_size", "pass_batches")
 """What a training learns of the data, and the next one begins with."""
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -54,7 +54,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 def prepare(resident: OwnResident, config: Config, plan: Plan) -> OwnState:
     """Returns a training that has not begun: the user's function runs in `train`."""
     state = OwnState(config=config, plan=plan, resident=resident)
-    for name in _OF_DATA:
+    for name in _SEEN_OF_DATA:
         setattr(state, name, getattr(resident, name))
     return state
 
@@ -85,7 +85,7 @@ def _is_misled(state: OwnState, hear: Hear, *, may_be: bool) -> bool:
     def heard(event: Event) -> bool | None:
         nonlocal rates, is_misled
         if event == READY:
-            for name in _OF_DATA:
+            for name in _SEEN_OF_DATA:
                 setattr(resident, name, getattr(state, name))
             is_misled = may_be and state.is_misled
             is_over = is_misled or hear(event)

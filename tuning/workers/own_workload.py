@@ -1,6 +1,6 @@
-"""What the file of a user's workload declares.
+"""Reads the settings of a user's workload file: its knobs, search space, options, BEFORE and EPOCHS.
 
-The process that trains it later imports it, so that an import which hangs, exits or crashes is one error.
+The worker process that trains it later imports the file, so that an import which hangs, exits or crashes is one error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class UserFile:
-    """Reads a user's file in a worker's process; `with` ends a process that no study has taken over."""
+    """Reads a user's file in a worker process; `with` ends a process that no study has taken over."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None

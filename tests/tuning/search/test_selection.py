@@ -52,8 +52,7 @@ def test_pick_is_the_fastest_that_is_as_good(rows: Any, rule: Rule, today: float
     assert rule.words in found.rule
 
 
-@settings(max_examples=50, deadline=None)
-@given(
+RULED = given(
     st.lists(st.tuples(st.floats(0, 1), st.floats(1, 99)), min_size=1, max_size=12),
     st.floats(0, 0.5),
     st.sampled_from(["min", "max"]),
@@ -61,6 +60,11 @@ def test_pick_is_the_fastest_that_is_as_good(rows: Any, rule: Rule, today: float
     st.floats(0, 1),
     st.sampled_from(["speed", "quality"]),
 )
+"""Trials, and the parts of a rule by which they are judged."""
+
+
+@settings(max_examples=50, deadline=None)
+@RULED
 def test_leader_is_found_by_twos(
     rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None, today: float, goal: Goal
 ) -> None:
@@ -76,14 +80,7 @@ def test_leader_is_found_by_twos(
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(0, 1), st.floats(1, 99)), min_size=1, max_size=12),
-    st.floats(0, 0.5),
-    st.sampled_from(["min", "max"]),
-    st.none() | st.floats(0, 1),
-    st.floats(0, 1),
-    st.sampled_from(["speed", "quality"]),
-)
+@RULED
 def test_nothing_as_good_is_faster_than_the_pick(
     rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None, today: float, goal: Goal
 ) -> None:
