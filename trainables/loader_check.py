@@ -108,7 +108,7 @@ def open_file(held: object, depth: int = 3) -> str:
 def _copies_differ(dataset: Dataset[Any], pick: int, workers: int, init: Callable[[int], None] | None) -> str:
     """Returns COPIES if a sample that this process reads anew each time is the same in two epochs of loader processes.
 
-    What torch, NumPy and Python draw by their own generators is seeded in each process.
+    Samples drawn by the generators of torch, NumPy or Python differ in any case: each process seeds these.
     """
     copied = _copied(dataset)
     if _read(copied, [pick], seed=1) == _read(copied, [pick], seed=1):
