@@ -41,7 +41,7 @@ from tuning.report import summary
 from tuning.report.frameworks import exported
 from tuning.report.summary import Place
 from tuning.report.trial_views import SPEED
-from tuning.stats.uncertainty import gain
+from tuning.stats.uncertainty import Pair, gain
 
 BOUND_FRAC = 0.05
 """How far the median ratio of the pairs may be from 1."""
@@ -205,7 +205,7 @@ def pairs(example: str, folder: Path, times: int, passes: int, samples: int) -> 
 def compared(said: float, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Returns what pairs come to: the ratios of each, median and spread, and those to what best.yaml says."""
     ratios = [row["there"] / row["trained"] for row in rows]
-    beside = gain("there", "trained", [(row["there"], row["trained"]) for row in rows])
+    beside = gain("there", "trained", [Pair(row["there"], row["trained"]) for row in rows])
     return {
         "said_samples_per_s": said,
         "over_trained": {"median": statistics.median(ratios), "least": min(ratios), "largest": max(ratios)},

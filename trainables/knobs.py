@@ -218,3 +218,18 @@ class KnobTable(Mapping[str, Knob]):
 
 LOOP = KnobTable()
 """The table of a workload without its own knobs."""
+
+
+def complete(config: Mapping[str, object], table: KnobTable) -> dict[str, object]:
+    """Returns every knob of a configuration with the defaults filled in, less those without effect in it."""
+    try:
+        full: dict[str, object] = dict(Knobs.of(config, table).as_dict())
+    except ValueError:  # a run of another version: what it recorded is all there is to say
+        full = dict(config)
+    return {name: value for name, value in full.items() if table.is_active(name, full)}
+
+
+def identity(config: Mapping[str, object], table: KnobTable) -> frozenset[tuple[str, str]]:
+    """Returns what is the same for all configurations that run the same."""
+    full = complete(config, table)
+    return frozenset((name, repr(value)) for name, value in full.items() if value != table.defaults.get(name))

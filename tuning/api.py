@@ -21,7 +21,7 @@ import yaml
 
 from trainables import workload as contract
 from trainables import workload_files
-from trainables.knobs import Knobs, Scalar
+from trainables.knobs import Knobs, Scalar, complete
 from tuning.cli import runs
 from tuning.cli.terminal import Terminal
 from tuning.config import best_file, yaml_files
@@ -32,7 +32,6 @@ from tuning.journal.events import Config
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
 from tuning.report.answers import AnswerView
-from tuning.report.format import complete
 from tuning.report.named import Named
 from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED, TrialView

@@ -125,6 +125,7 @@ class ComparedPart(_Part):
     low: float | None = Field(ge=0)
     high: float | None = Field(ge=0)
     rounds: int = Field(ge=0)
+    trainings: int = Field(0, ge=0)
 
 
 class ProvenancePart(_Part):

@@ -95,6 +95,7 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
                 "low": _short(gain.low),
                 "high": _short(gain.high),
                 "rounds": gain.rounds,
+                "trainings": gain.trainings,
             }
             for gain in summary.gains
             if gain.of == named.name
@@ -145,7 +146,7 @@ def _every_knob(summary: Summary, named: Named) -> dict[str, Scalar]:
 
 
 def _measured(summary: Summary, named: Named) -> dict[str, Any]:
-    place, speed, windows = summary.place, named.trained or named.throughput, named.throughput
+    place, speed, windows = summary.place, named.speed, named.throughput
     is_confirmed = bool(windows or any(quality.confirmed for quality in named.quality.values()))
     return {
         SPEED: {

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainables.knobs import Knobs, KnobTable
+from trainables.knobs import KnobTable, complete
 from tuning.search import bottleneck
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
@@ -75,11 +75,22 @@ def quality(found: Quality) -> str:
 def ratio(gain: Gain, sign: str = "") -> str:
     """Returns a gain with its 95 % interval, "1.84 (1.79 to 1.89)".
 
-    Without the interval below `SHOWN_FROM` rounds, and where the two are one configuration.
+    Without the interval below `SHOWN_FROM` measurements side by side, and if the two are one configuration.
     """
-    if gain.low is None or gain.high is None or gain.rounds < SHOWN_FROM or gain.low == gain.high:
-        return f"{gain.ratio:.2f}{sign}"
-    return f"{gain.ratio:.2f}{sign} ({gain.low:.2f} to {gain.high:.2f})"
+    return f"{gain.ratio:.2f}{sign}" + (f" ({gain.low:.2f} to {gain.high:.2f})" if has_interval(gain) else "")
+
+
+def has_interval(gain: Gain) -> bool:
+    """Returns whether a gain is shown with its interval."""
+    return gain.low is not None and gain.low != gain.high and gain.rounds + gain.trainings >= SHOWN_FROM
+
+
+def beside(gain: Gain) -> str:
+    """Returns by what two speeds were compared, "3 trainings on the same seeds and 5 rounds in turns"."""
+    trained = f"{plural(gain.trainings, 'training')} on the same seed{'s' * (gain.trainings > 1)}" * (
+        gain.trainings > 0
+    )
+    return " and ".join(filter(None, [trained, f"{plural(gain.rounds, 'round')} in turns" * (gain.rounds > 0)]))
 
 
 def difference(value: float, half_width: float | None = None) -> str:
@@ -131,15 +142,6 @@ def plural(count: int, word: str, many: str = "") -> str:
 # -- knobs -------------------------------------------------------------------------------------------------------------
 
 
-def complete(config: Mapping[str, object], rows: KnobTable) -> dict[str, object]:
-    """Returns every knob of a configuration with the defaults filled in, less those without effect in it."""
-    try:
-        full: dict[str, object] = dict(Knobs.of(config, rows).as_dict())
-    except ValueError:  # a run of another version: what it recorded is all there is to say
-        full = dict(config)
-    return {name: value for name, value in full.items() if rows.is_active(name, full)}
-
-
 def differing(config: Mapping[str, object], other: Mapping[str, object] | None, rows: KnobTable) -> dict[str, object]:
     """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all without an `other`.
 
@@ -149,12 +151,6 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None, 
         return dict(config)
     ours, theirs = complete(config, rows), complete(other, rows)
     return {name: value for name, value in ours.items() if theirs.get(name, rows.defaults.get(name)) != value}
-
-
-def identity(config: Mapping[str, object], rows: KnobTable) -> frozenset[tuple[str, str]]:
-    """Returns what is the same for all configurations that `apart` tells nothing of."""
-    full = complete(config, rows)
-    return frozenset((name, repr(value)) for name, value in full.items() if value != rows.defaults.get(name))
 
 
 def apart(config: Mapping[str, object], other: Mapping[str, object], rows: KnobTable) -> list[str]:

@@ -8,17 +8,18 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainables.knobs import KnobTable
+from trainables.knobs import KnobTable, identity
 from tuning.journal.events import Config, ConfirmedRecord, Facts, MeasuredRecord, PickRecord, WindowRecord
 from tuning.journal.run import History
-from tuning.report.format import apart, identity
-from tuning.report.slowing import slowing
+from tuning.report.format import apart
 from tuning.report.time_to_quality import Curve, curves
 from tuning.report.trial_views import TrialView, view
-from tuning.search import bottleneck, selection
+from tuning.search import bottleneck, selection, side_by_side
 from tuning.search.bottleneck import Verdict
 from tuning.search.confirm import WITH_TODAY
 from tuning.search.race import SYSTEM
+from tuning.search.side_by_side import is_same
+from tuning.search.slowing import slowing
 from tuning.search.throughput import place_of
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
@@ -66,12 +67,21 @@ class Named:
 
     @property
     def samples_per_s(self) -> float | None:
-        """The one speed that is shown of it: of windows measured in turns, else trainings, else its probe.
+        """The one speed that is shown of it: `speed`, else that of its probe."""
+        return self.speed.mean if self.speed else self.probed_samples_per_s
 
-        Windows of 1.5 s came out 5 to 30 % below trainings of 17 s (docs/log/two_cores.md); best.yaml has trainings.
+    @property
+    def speed(self) -> Throughput | None:
+        """Its speed in whole trainings if there are several, else in windows, else in its one training.
+
+        Windows of 1.5 s came out 5 to 30 % below trainings of 17 s (docs/log/two_cores.md).
         """
-        found = self.throughput or self.trained
-        return found.mean if found else self.probed_samples_per_s
+        return self.throughput if self.throughput and not self.is_trained else self.trained
+
+    @property
+    def is_trained(self) -> bool:
+        """Returns whether `speed` is that of whole trainings."""
+        return self.trained is not None and (self.throughput is None or len(self.trained.windows) > 1)
 
 
 @dataclass(frozen=True)
@@ -103,17 +113,15 @@ class Confirming:
         their speed is of the system knobs that they had, which need not be its own.
         """
         labels = labels or frozenset([name])
-        windows, learned = self.windows(source.config), self._learned(labels)
+        windows, learned = side_by_side.windows(self.run, source.config), self._learned(labels)
         whole_per_s = source.measured_samples_per_s if self.slows else None
-        own = [r for r in learned if _same(r.config or source.config, source.config, self.run.table)]
+        own = [r for r in learned if is_same(r.config or source.config, source.config, self.run.table)]
         rates, is_probed = [r.samples_per_s for r in own if r.samples_per_s], self._is_probed(source)
         is_probed = is_probed and not whole_per_s
         peaks = [source.peak_allocated_bytes, *(r.peak_allocated_bytes for r in own or windows)]
         peaks += self._peaks.get(identity(source.config, self.run.table), [])
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
-        turns = uncertainty.throughput([r.samples_per_s for r in windows if r.samples_per_s])
-        timed = own if turns is None else learned  # at the speed of turns those of other system knobs serve as well
-        return Named(
+        found = Named(
             name=name,
             trial=source.trial if name in PICKS else "",
             outcome=source.outcome,
@@ -121,7 +129,7 @@ class Confirming:
             trained=uncertainty.throughput(
                 rates or ([x] if not is_probed and (x := whole_per_s or source.samples_per_s) else [])
             ),
-            throughput=turns,
+            throughput=uncertainty.throughput([r.samples_per_s for r in windows if r.samples_per_s]),
             probed_samples_per_s=source.samples_per_s if is_probed else None,
             quality={name: found for name, found in quality.items() if found is not None},
             peak_allocated_bytes=max(filter(None, peaks), default=None),
@@ -129,8 +137,10 @@ class Confirming:
             samples=_ended_after(learned) or (source.samples if source.has_ended and not learned else None),
             active=next((r.active for r in (*own, *windows) if r.active), source.active),
             labels=labels,
-            curves=curves(timed, next(iter(self.objectives), ""), None if turns is None else turns.mean),
         )
+        # At one speed those of other system knobs serve as well.
+        per_s = found.speed.mean if found.speed else None
+        return replace(found, curves=curves(learned, next(iter(self.objectives), ""), per_s))
 
     def _learned(self, labels: frozenset[str]) -> list[ConfirmedRecord]:
         """Returns the trainings on fresh seeds under these names that came to their end."""
@@ -144,24 +154,6 @@ class Confirming:
         place = place_of(source.config, table)
         return any(place_of(probe.config, table) == place for probe in self.run.probes if probe.samples_per_s)
 
-    def windows(self, config: Config) -> list[WindowRecord]:
-        """Returns a configuration's windows, under whatever name it had them."""
-        windows = [] if self.slows else self.run.windows
-        return [window for window in windows if _same(window.config, config, self.run.table)]
-
-    def by_round(self, one: Named) -> dict[int, float]:
-        """Returns the median samples a second of a configuration in each round."""
-        rates: dict[int, list[float]] = {}
-        for window in self.windows(one.config):
-            if window.samples_per_s:
-                rates.setdefault(window.round, []).append(window.samples_per_s)
-        return {number: statistics.median(values) for number, values in rates.items()}
-
-    def by_seed(self, one: Named) -> dict[int, float]:
-        """Returns the samples a second of a configuration's trainings on each fresh seed."""
-        own = [r for r in self._learned(one.labels) if _same(r.config or one.config, one.config, self.run.table)]
-        return {r.seed: r.samples_per_s for r in own if r.samples_per_s}
-
     def _quality(self, objective: str, confirmed: Sequence[ConfirmedRecord], source: TrialView) -> Quality | None:
         by_seed = {r.seed: value for r in confirmed if (value := r.values.get(objective)) is not None}
         if by_seed and selection.sets_its_seed(self.run):  # one training, as often as it was made
@@ -173,11 +165,6 @@ class Confirming:
         if by_seed or searched is None:
             return uncertainty.quality(by_seed, proportion_of=share_of, most=most) if by_seed else None
         return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, most=most, confirmed=False)
-
-
-def _same(config: Config, other: Config, table: KnobTable) -> bool:
-    """Returns whether two configurations run the same; one that was not written runs as none."""
-    return bool(config) and identity(config, table) == identity(other, table)
 
 
 def _ended_after(trainings: Sequence[ConfirmedRecord]) -> int | None:
@@ -203,7 +190,8 @@ def named_of(
     if not sources and (probe := selection.fastest_probe(confirming.run)) is not None:
         sources["best"] = view(probe)
     windowed = {window.name: window.config for window in confirming.run.all_windows}
-    theirs = [n for n in windowed if n not in (*PICKS, *by_id, SYSTEM) and not n.endswith(WITH_TODAY)]
+    left = [] if pick.kind == "reference" else [SYSTEM]
+    theirs = [n for n in windowed if n not in (*PICKS, *by_id, *left) and not n.endswith(WITH_TODAY)]
     sources |= {name: TrialView(name, "ok", windowed[name]) for name in theirs}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
     for name, own in trained.items():
@@ -215,7 +203,7 @@ def named_of(
 
 def _exported(own: TrialView, config: Config, table: KnobTable) -> TrialView:
     """Returns a trial with the configuration that is exported of it; what it ran with other knobs is not of that."""
-    if _same(own.config, config, table):
+    if is_same(own.config, config, table):
         return replace(own, config=config)
     return replace(own, config=config, samples_per_s=None, peak_allocated_bytes=None, active={})
 
@@ -244,7 +232,7 @@ def judged(
     for name, one in named.items():
         labels = {name, one.trial, *one.labels} - {""}
         known = [r for label, r in measured if r.spans and label in labels]
-        own = [r for r in known if _same(r.config or one.config, one.config, run.table)]
+        own = [r for r in known if is_same(r.config or one.config, one.config, run.table)]
         source = max(own, key=_last_of_longest, default=None)
         if source is not None:
             peak = one.peak_allocated_bytes
@@ -283,9 +271,9 @@ def _by_kind(one: Named) -> dict[str, float]:
 def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) -> tuple[Gain, ...]:
     """Returns gains of the best over those given, and of all others over the reference.
 
-    They are from the rounds in which both were measured; without any from trainings on the same seeds, else from speeds
-    of one kind, or as known. A configuration over itself, or over one that differs in `RATE` alone, has 1: if two
-    measurements of it differ, that is noise.
+    They are from trainings on the same seeds and rounds in turns, else from speeds of one kind, or as known. A
+    configuration over itself, or over one that differs in `RATE` alone, has 1: if two measurements of it differ, that
+    is noise.
     """
     table, found, others = confirming.run.table, [], [name for name in named if name not in ("best", reference)]
     pairs = [*(("best", name) for name in named if name not in PICKS), *((name, reference) for name in others)]
@@ -293,19 +281,13 @@ def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) ->
         if of not in named or over not in named:
             continue
         pair = named[of], named[over]
-        gain = _paired(of, over, *map(confirming.by_round, pair))
-        if gain is None and (trained := _paired(of, over, *map(confirming.by_seed, pair))) is not None:
-            gain = replace(trained, grounds="trainings on the same seeds")
+        gain = side_by_side.gain(confirming.run, of, over, pair[0].config, pair[1].config)
         if gain is None and (known := speeds(*pair)) is not None:
             (kind, ours_per_s), (other, theirs_per_s) = known
             grounds = f"{kind}s" if kind == other else f"a {kind} over a {other}"
             gain = Gain(of, over, ours_per_s / theirs_per_s, None, None, 0, grounds)
         if gain is not None and RATE.issuperset(apart(pair[0].config, pair[1].config, table)):
-            gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds)
+            gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds, trainings=gain.trainings)
         if gain is not None:
             found.append(gain)
     return tuple(found)
-
-
-def _paired(of: str, over: str, ours: Mapping[int, float], theirs: Mapping[int, float]) -> Gain | None:
-    return uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])

@@ -83,7 +83,10 @@ def _keep(found: Summary, best: Named) -> str:
     name = "" if found.reference is None else plain(found.reference.name)
     named = f"{name}: {_few(own)}" if own else f"the {PLAIN}"
     if not (count := found.trials_done):
-        return f"Keep today's settings ({named}): no probe was faster, and nothing else was trained."
+        other = found.gain(SYSTEM, found.reference.name) if found.reference is not None else None
+        why = "no probe was faster, and nothing else was trained"
+        why = why if other is None else f"with the fastest system knobs it is {gain_sentence(other)}"
+        return f"Keep today's settings ({named}): {why}."
     for_quality = found.study.setting("pick", "goal") == "quality"
     better = "better at no less speed" if for_quality else f"faster at the same {plain(found.objective)}"
     fresh = len([one for one in found.confirmed if one.config != best.config])
@@ -126,7 +129,7 @@ def _apart(found: Summary, one: Named, other: Named) -> list[str]:
 def _speed(found: Summary, best: Named) -> str:
     gain = found.answers["best"].gain
     if gain is None:
-        return f"this trains {fmt.speed(best.throughput or best.trained, best.probed_samples_per_s)} samples a second"
+        return f"this trains {fmt.speed(best.speed, best.probed_samples_per_s)} samples a second"
     said = gain_sentence(gain)
     return f"this {'is' if said.startswith('not') else 'trains'} {said}"
 
@@ -180,9 +183,10 @@ def cautions(found: Summary) -> list[str]:
 def measured_sentence(found: Summary) -> str:
     """Returns what the figures of the answers rest on, "" if nothing was measured beside the reference."""
     own, objective = list(found.answers.values()), plain(found.objective)
-    rounds = max((a.gain.rounds for a in own if a.gain and not a.gain.grounds), default=0)
+    told = [a.gain for a in own if a.gain and fmt.has_interval(a.gain)]
+    gain = max(told, key=lambda g: g.trainings + g.rounds, default=None)
     seeds = max((a.quality.seeds for a in own if a.quality and a.quality.is_fresh), default=0)
-    parts = [f"speed over: the ratio in {rounds} rounds in which all took turns, with its 95 % interval"] * (rounds > 1)
+    parts = [f"speed over: the ratio in {fmt.beside(gain)}, with its 95 % interval"] if gain else []
     same = f"{objective} over: the mean difference on the same {seeds} seeds, ± half of its 95 % interval"
     parts += [same] * (seeds > 1)
     is_short = any("short timing" in gain.grounds for gain in found.gains)
@@ -298,7 +302,7 @@ def gain_sentence(gain: Gain) -> str:
     """Returns what a gain means, such as "2.80 times as fast as before (95 % interval 2.51 to 3.12)"."""
     over, shown = called(gain.over), ratio(gain)
     times, _, interval = shown.partition(" ")
-    ground = f"by {gain.grounds}" if gain.grounds else f"by {plural(gain.rounds, 'round')} in turns"
+    ground = f"by {gain.grounds or fmt.beside(gain)}"
     ground = f"95 % interval {interval.strip('()')}" if interval else ground
     if gain.low is not None and not gain.is_told:
         return f"not clearly faster or slower than {over} ({times} times as fast, {ground})"

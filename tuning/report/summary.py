@@ -20,12 +20,12 @@ from tuning.journal.run import History
 from tuning.journal.timeline import Times
 from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
-from tuning.report.slowing import Slowing, slowing
 from tuning.report.trial_views import SPEED, TrialView, refused_view, trial_views, view
 from tuning.search import ablation, selection
 from tuning.search.ablation import AblationResult
 from tuning.search.race import PRIOR_DEGREES
 from tuning.search.rule import Baseline, best_baseline
+from tuning.search.slowing import Slowing, slowing
 from tuning.stats.uncertainty import Gain, Spread
 
 _NOTHING = Record(-1, "", "", {})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainables.knobs import complete
 from tuning.report.format import (
-    complete,
     difference,
     duration,
     number,
@@ -26,6 +26,7 @@ from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
 from tuning.report.words import outcome, state
 from tuning.search.ablation import AblationResult
+from tuning.search.race import SYSTEM
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     """
     reference = found.reference
     chosen = [found.named[name] for name in found.answers if name != "best" or not keeps_today(found)]
-    shown = list(dict.fromkeys(one.name for one in (*([reference] if reference else []), *chosen, *found.given())))
+    kept = [found.named[SYSTEM]] if SYSTEM in found.named else []  # if today's are the answer
+    shown = list(dict.fromkeys(one.name for one in (*filter(None, [reference]), *chosen, *kept, *found.given())))
     rows_of = [found.named[name] for name in shown] + ([] if brief else list(found.others_trained_again()))
     objectives = [found.objective] if brief else [*found.objectives]
     today = f" over {reference.name}" if reference else ""
@@ -53,9 +55,9 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     head = ["", "samples/s", f"speed{today}", *objectives, f"{found.objective}{today}", until]
     head += [] if brief else ["peak", "bound by", "card"]
     rows = [_answer(found, one, objectives, brief=brief) for one in rows_of]
-    kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
+    columns = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
     stressed = next((n for n, one in enumerate(rows_of) if one.name == "best"), None)
-    grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], stressed)
+    grid = Grid([head[n] for n in columns], [[row[n] for n in columns] for row in rows], stressed)
     return grid if len(rows) > 1 else None
 
 
@@ -70,7 +72,7 @@ def _answer(found: Summary, one: Named, objectives: Sequence[str], *, brief: boo
     reached = time.own if time is not None else None
     if reference is not None and one.name == reference.name:  # on the seeds that the first answer has, too
         reached = next((own.time.reference for own in found.answers.values() if own.time), None)
-    fast = (rate(one.samples_per_s) if brief else _speed(one)) if one.samples_per_s else outcome(one.outcome)
+    fast = (rate(one.samples_per_s) if brief else _speed(one, reference)) if one.samples_per_s else outcome(one.outcome)
     name = f"{WORDS.get(one.name, one.name)} {one.trial}".rstrip()
     row = [name, fast, times, *learned, larger, soon(reached) if reached is not None else "-"]
     held = bound(one.verdict) if one.verdict else "-"
@@ -89,10 +91,11 @@ def soon(found: Reached) -> str:
     return duration(found.median_s) + (f" ({ground})" if ground else "")
 
 
-def _speed(one: Named) -> str:
-    """Returns the speed of its windows; of its whole trainings or its probe, which read otherwise, with a mark."""
-    mark = " (trained)" if one.trained and not one.throughput else ""
-    return speed(one.throughput or one.trained, one.probed_samples_per_s) + mark
+def _speed(one: Named, reference: Named | None = None) -> str:
+    """Returns a speed, and how it was measured if the reference's was otherwise."""
+    is_other = reference is not None and one.speed is not None and one.is_trained != reference.is_trained
+    mark = (" (trained)" if one.is_trained else " (in turns)") if is_other else ""
+    return speed(one.speed, one.probed_samples_per_s) + mark
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:

@@ -14,7 +14,7 @@ from tuning.journal.events import Config, Facts, WindowRecord
 from tuning.journal.run import History
 from tuning.memory.groups import micro_batch_of
 from tuning.stats import uncertainty
-from tuning.stats.uncertainty import Gain
+from tuning.stats.uncertainty import Gain, Pair
 
 BATCHES = ("batch_size", "micro_batch_size")
 """Two knobs that people speak of as one; they are also changed together."""
@@ -114,7 +114,7 @@ def _result(change: Facts, windows: Mapping[str, Mapping[int, WindowRecord]]) ->
     peaks = [(a.peak_allocated_bytes, b.peak_allocated_bytes) for a, b in both]
     speeds = [(a.samples_per_s, b.samples_per_s) for a, b in both]
     memory_ratio = max((a / b for a, b in peaks if a and b), default=None)
-    gain = uncertainty.gain("with", "without", [(a, b) for a, b in speeds if a and b])
+    gain = uncertainty.gain("with", "without", [Pair(a, b) for a, b in speeds if a and b])
     return AblationResult(base, knobs, value, instead_of, gain, memory_ratio)
 
 

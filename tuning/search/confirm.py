@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trainables.knobs import KnobTable, Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
-from tuning.journal.events import ConfirmedRecord, NoteRecord, Trained, WindowRecord, known_fields
+from tuning.journal.events import Config, ConfirmedRecord, NoteRecord, Trained, WindowRecord, known_fields
 from tuning.journal.records import Journal
 from tuning.journal.run import History
 from tuning.memory.groups import batch_size_of
@@ -19,6 +19,7 @@ from tuning.search.proposals import FASTER, Known, Proposals, Seen
 from tuning.search.protocols import Profiler, Told
 from tuning.search.race import LEAST_SEEDS, SYSTEM, Finalist, Race
 from tuning.search.rule import Expected, Rule
+from tuning.search.side_by_side import gain
 from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
 
@@ -121,7 +122,7 @@ def confirm(
     count = max(len(entrants) + 1, int(min(terms.left_s() / each_s, 100)))
     turns = dict(list(turns.items())[:count])
     measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
-    best = _fastest(journal.run, entrants, terms.reference_name, race) if is_speed else next(iter(entrants), "")
+    best = _fastest(journal.run, entrants, terms.reference, race) if is_speed else next(iter(entrants), "")
     name = best.removesuffix(WITH_TODAY) or terms.reference_name
     config = entrants.get(best, configs[terms.reference_name])
     at_speed, accurate = (None if other == name else other for other in (at_speed, accurate))
@@ -149,19 +150,19 @@ def _entrants(
     return found
 
 
-def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], reference: str, race: Race) -> str:
-    """Returns the fastest of the entrants in turns, the first without any turns; "" if the reference is faster.
+def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], reference: Config, race: Race) -> str:
+    """Returns the fastest of the entrants beside the reference, the first if nothing is known; "" if that is faster.
 
-    If several are equally fast by their windows, it is the one with the best expected quality.
+    If several are equally fast, it is the one with the best expected quality.
     """
-    rates = {name: rate for name in [*entrants, reference] if (rate := median_rate(run, name))}
-    measured = [name for name in entrants if name in rates]
-    if not measured or reference not in rates:
+    gains = {name: gain(run, name, "", own, reference) for name, own in entrants.items()}
+    times = {name: own.ratio for name, own in gains.items() if own is not None}
+    if not times:
         return next(iter(entrants), "")
-    fastest = max(rates[name] for name in measured)
-    alike = [name for name in measured if rates[name] >= AS_FAST * fastest]
-    best = max(alike, key=lambda name: (race.expected(name.removesuffix(WITH_TODAY)).gain, rates[name]))
-    return best if rates[best] >= rates[reference] else ""
+    fastest = max(times.values())
+    alike = [name for name in times if times[name] >= AS_FAST * fastest]
+    best = max(alike, key=lambda name: (race.expected(name.removesuffix(WITH_TODAY)).gain, times[name]))
+    return best if times[best] >= 1.0 else ""
 
 
 class _Trainings:
@@ -416,9 +417,3 @@ def _missing(
     """Returns the windows there are, by name and round, and the names that lack some."""
     have = {(window.name, window.round) for window in known if window.config == dict(named.get(window.name, {}))}
     return have, [name for name in named if any((name, number) not in have for number in range(budget.windows))]
-
-
-def median_rate(run: History, name: str) -> float | None:
-    """Returns the median samples a second of a configuration's windows, or None where it has none."""
-    rates = [window.samples_per_s for window in run.windows if window.name == name and window.samples_per_s]
-    return statistics.median(rates) if rates else None

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _Z_975 = statistics.NormalDist().inv_cdf(0.975)
 
@@ -75,12 +76,20 @@ class Quality:
     """Wilson's interval of the mean as a share of the validation samples, which no further seed narrows."""
 
 
+class Pair(NamedTuple):
+    """The samples/s of two configurations that were measured side by side, and for how many seconds that counts."""
+
+    ours: float
+    theirs: float
+    weight_s: float = 1.0
+
+
 @dataclass(frozen=True)
 class Gain:
-    """How many times faster `of` is than `over`: geometric mean over rounds in which both were measured.
+    """How many times faster `of` is than `over`: the geometric mean over what was measured of both, side by side.
 
-    `low` and `high` are the ends of its 95 % interval, None below two such rounds; `rounds` is 0 where the two were
-    never measured side by side and the ratio is that of two separate figures; `grounds` says of what.
+    These are `rounds` of windows in turns, and `trainings` on the same seeds. `low` and `high` are the ends of its 95 %
+    interval, None below two of them. If both are 0, the ratio is of two separate figures; `grounds` says of what.
     """
 
     of: str
@@ -90,10 +99,11 @@ class Gain:
     high: float | None
     rounds: int
     grounds: str = ""
+    trainings: int = 0
 
     @property
     def is_told(self) -> bool:
-        """Returns whether the rounds tell the two apart: False where the interval holds 1, or where there is none."""
+        """Returns whether the two are told apart: False if the interval holds 1, or if there is none."""
         return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
 
 
@@ -138,20 +148,22 @@ def quality(
     return Quality(mean, low, high, dict(by_seed), method, confirmed, by_samples)
 
 
-def gain(of: str, over: str, pairs: Sequence[tuple[float, float]]) -> Gain | None:
-    """Returns how many times faster `of` is, from (rate of `of`, rate of `over`) of each round; None without a pair.
+def gain(of: str, over: str, rounds: Sequence[Pair], trainings: Sequence[Pair] = ()) -> Gain | None:
+    """Returns how many times faster `of` is by rounds of windows and by trainings; None without a pair.
 
-    The interval is Student's, of the mean of the logarithms.
+    Each pair counts by its seconds. The interval is Student's, of the weighted mean of the logarithms.
     """
-    logs = [math.log(a / b) for a, b in pairs if a > 0 and b > 0]
-    if not logs:
+    rounds, trainings = ([p for p in own if min(p.ours, p.theirs, p.weight_s) > 0] for own in (rounds, trainings))
+    pairs = [*rounds, *trainings]
+    if not pairs:
         return None
-    ratio = math.exp(statistics.fmean(logs))
-    reach = mean_half_width(logs)
-    if reach is None:
-        return Gain(of, over, ratio, None, None, 1)
-    reach = min(50.0, reach)
-    return Gain(of, over, ratio, ratio * math.exp(-reach), ratio * math.exp(reach), len(logs))
+    logs, weights = [math.log(p.ours / p.theirs) for p in pairs], [p.weight_s for p in pairs]
+    mean, low, high = statistics.fmean(logs, weights), None, None
+    if (degrees := len(pairs) - 1) > 0:
+        squares = sum(w * (x - mean) ** 2 for x, w in zip(logs, weights, strict=True))
+        reach = min(50.0, t_975(degrees) * math.sqrt(squares / degrees / sum(weights)))
+        low, high = math.exp(mean - reach), math.exp(mean + reach)
+    return Gain(of, over, math.exp(mean), low, high, len(rounds), trainings=len(trainings))
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:

@@ -105,7 +105,7 @@ def test_a_speed_is_the_mean_with_the_interval_of_that_mean():
 
 @pytest.mark.parametrize("pairs", [[(2.0, 1.0), (8.0, 1.0)], [(4.0, 1.0)] * 3])
 def test_an_interval_of_two_or_of_nothing_is_not_shown(pairs):
-    gain = uncertainty.gain("a", "b", pairs)
+    gain = uncertainty.gain("a", "b", [uncertainty.Pair(*pair) for pair in pairs])
     assert gain.low is not None
     assert fmt.ratio(gain, "x") == "4.00x"
 

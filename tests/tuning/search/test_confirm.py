@@ -27,7 +27,6 @@ from tuning.search.confirm import (
     ConfirmTerms,
     confirm,
     measure_windows,
-    median_rate,
     train_reference,
 )
 from tuning.search.protocols import TrialState
@@ -87,6 +86,7 @@ class Bench(FormulaProfiler):
             samples=samples,
             measured_samples_per_s=self.per_s(knobs),
             train_s=samples / self.per_s(knobs),
+            wall_s=samples / self.per_s(knobs),
             peak_allocated_bytes=1,
         )
         return replace(found, outcome=self.outcome, values={}) if size in self.broken else found
@@ -95,7 +95,8 @@ class Bench(FormulaProfiler):
         """Returns the speed in turns, which drifts from round to round alike for all."""
         self.now += max(window_s, 0.1)
         rate = self.turns(knobs) * (1 - 0.05 * seed)
-        return Timed(outcome="ok", samples_per_s=rate, wall_s=max(window_s, 0.1))
+        took_s = max(window_s, 0.1)
+        return Timed(outcome="ok", samples_per_s=rate, wall_s=took_s, spans={"wall_s": took_s})
 
 
 def searched(folder: Path, errors: Errors = FLAT) -> Journal:
@@ -164,6 +165,7 @@ class Case:
     system: bool = True
     turns: Callable[[Mapping[str, Scalar]], float] = per_s
     workers: int = 2
+    window_s: float = 0.1
 
 
 def against(knobs: Mapping[str, Scalar]) -> float:
@@ -191,8 +193,9 @@ CASES = {
     "at_least is 0": Case("t32", {**FLAT, 32: -0.1}, rule=Rule("error", "min", at_least=0.0)),
     "the best quality": Case("t32", {**FLAT, 32: 0.1, 64: 0.15}, rule=Rule("error", "min", goal="quality")),
     "below the baseline": Case("t64", {**FLAT, 128: 0.25}, rule=Rule("error", "min", 0.1, Baseline("mean", 0.22))),
-    "the reference is the fastest in turns": Case("before", turns=against),
-    "today's system knobs are faster in turns": Case("t64", turns=without_workers, workers=0),
+    "the reference is the fastest in turns": Case("before", turns=against, window_s=60.0),
+    "short windows do not overrule trainings": Case("t64", turns=against),
+    "today's system knobs are faster in turns": Case("t64", turns=without_workers, workers=0, window_s=60.0),
     "the best quality is not raced": Case(
         "t64", {**FLAT, 64: 0.15}, rule=Rule("error", "min", goal="quality"), turns=against
     ),
@@ -203,7 +206,8 @@ CASES = {
 def test_answer_is_right_and_all_had_the_same_seeds(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     journal, bench = searched(tmp_path, case.by_one), Bench(case.fresh or case.by_one, case.broken, case.turns)
-    found = settled(journal, bench, case.rule, system=case.system)
+    budget = BUDGET.model_copy(update={"window_s": case.window_s})
+    found = settled(journal, bench, case.rule, system=case.system, budget=budget)
     assert found.name == case.answer
     assert per_s(found.config) >= per_s(TODAY)
     assert max(Counter(bench.trained).values(), default=1) == 1, "nothing is trained twice"
@@ -305,7 +309,6 @@ def test_every_round_has_a_window_of_each_and_the_order_turns(journal: Journal) 
     assert len(order) == 15
     firsts = [next(name for number, name in order if number == n) for n in range(5)]
     assert firsts == ["before", "after", "best", "before", "after"]
-    assert (median_rate(journal.run, "best") or 0) > (median_rate(journal.run, "before") or 0)
 
 
 def test_what_fails_in_its_first_window_is_left_out_and_said(journal: Journal) -> None:
@@ -325,7 +328,7 @@ def test_new_pick_takes_turns_with_the_others_again(journal: Journal) -> None:
     journal.append(ResumeRecord, search={"trials": 20})
     assert measured(journal, profiler) == [], "the pick is the same"
     assert measured(journal, profiler, best={"micro_batch_size": 16}) == first
-    assert median_rate(journal.run, "best") == journal.run.all_windows[17].samples_per_s
+    assert [w.config["micro_batch_size"] for w in journal.run.windows if w.name == "best"] == [16] * 5
 
 
 class Slow(FormulaProfiler):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tuning.stats import uncertainty
+from tuning.stats.uncertainty import Pair
 
 rates = st.floats(min_value=0.1, max_value=1e5)
 
@@ -55,22 +56,40 @@ def test_interval_of_a_quality(values, more, mean, ends, method):
 @settings(max_examples=30)
 @given(st.lists(st.tuples(rates, rates), min_size=1, max_size=8))
 def test_a_gain_turned_round_is_its_inverse(pairs):
-    there = uncertainty.gain("a", "b", pairs)
-    back = uncertainty.gain("b", "a", [(y, x) for x, y in pairs])
+    there = uncertainty.gain("a", "b", [Pair(*pair) for pair in pairs])
+    back = uncertainty.gain("b", "a", [Pair(y, x) for x, y in pairs])
     assert there is not None
     assert back is not None
     assert there.ratio * back.ratio == pytest.approx(1.0)
 
 
 def test_drift_of_the_machine_does_not_touch_a_paired_gain():
-    found = uncertainty.gain("best", "before", [(20.0, 10.0), (10.0, 5.0), (4.0, 2.0)])
+    found = uncertainty.gain("best", "before", [Pair(20.0, 10.0), Pair(10.0, 5.0), Pair(4.0, 2.0)])
     assert found is not None
     assert (found.ratio, found.low, found.high, found.rounds) == (*[pytest.approx(2.0)] * 3, 3)
 
 
 def test_a_gain_needs_a_pair_of_rates_above_0():
     assert uncertainty.gain("a", "b", []) is None
-    assert uncertainty.gain("a", "b", [(0.0, 5.0)]) is None
+    assert uncertainty.gain("a", "b", [Pair(0.0, 5.0)]) is None
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(rates, rates), min_size=2, max_size=8), st.floats(0.1, 100.0))
+def test_pairs_count_by_their_seconds(pairs, weight_s):
+    alike = uncertainty.gain("a", "b", [Pair(*pair) for pair in pairs])
+    weighted = uncertainty.gain("a", "b", [Pair(*pair, weight_s) for pair in pairs])
+    assert (weighted.ratio, weighted.low) == pytest.approx((alike.ratio, alike.low))
+    logs = [math.log(x / y) for x, y in pairs]
+    assert math.log(alike.high / alike.ratio) == pytest.approx(min(50.0, uncertainty.mean_half_width(logs)), abs=1e-9)
+
+
+def test_three_short_windows_do_not_overrule_minutes_of_training():
+    rounds = [Pair(41.8, 44.9), Pair(37.4, 32.5), Pair(44.7, 45.0)]  # samples/s of nli, of a second each
+    trainings = [Pair(52.0, 43.4, 15.0), Pair(52.1, 45.3, 15.0), Pair(53.3, 43.9, 15.0)]
+    found = uncertainty.gain("system knobs", "plain defaults", rounds, trainings)
+    assert (found.rounds, found.trainings) == (3, 3)
+    assert 1.1 < found.low < found.ratio < 1.2 < found.high
 
 
 def test_interval_by_a_spread_narrows_with_the_root_of_pairs():
