@@ -74,7 +74,9 @@ def answer(found: Summary) -> str:
     else:
         figures = ", ".join(filter(None, [_speed(found, best), _learned(found, best)]))
         said = f"{_to_set(found, best)}: {figures}.{_soon(found)}"
-    return f"The best so far, unconfirmed: {said[0].lower()}{said[1:]}" if found.provisional else said
+    said = f"The best so far, unconfirmed: {said[0].lower()}{said[1:]}" if found.provisional else said
+    unlearned = baseline_sentence(found)
+    return f"{unlearned} By now: {said[0].lower()}{said[1:]}" if unlearned else said
 
 
 def _keep(found: Summary, best: Named) -> str:
@@ -176,7 +178,7 @@ def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
 
 def cautions(found: Summary) -> list[str]:
     """Returns what speaks against taking the answer as it is, a sentence each, without a full stop."""
-    told = (sentence(found) for sentence in (baseline_sentence, same_sentence, too_short_sentence, slowing_sentence))
+    told = (sentence(found) for sentence in (same_sentence, too_short_sentence, slowing_sentence))
     return [said[0].upper() + said[1:] for said in told if said]
 
 
@@ -310,14 +312,15 @@ def gain_sentence(gain: Gain) -> str:
 
 
 def baseline_sentence(found: Summary) -> str:
-    """Returns that the best is no better than a baseline of the workload; else ""."""
+    """Returns that the best is no better than a baseline of the workload, with what to do; else ""."""
     best, baseline, objective = found.best, found.baseline, found.objective
     own = best.quality.get(objective) if best else None
     sign = 1.0 if found.objectives.get(objective) == "min" else -1.0
     if own is None or baseline is None or sign * own.mean < sign * baseline.value:
         return ""
     said = f"{plain(objective)} {own.mean:.3f} is no better than the baseline {plain(baseline.name)}"
-    return f"{said} ({baseline.value:.3f}): train longer, budget.train_epochs=N, or search more learning rates"
+    more = "train longer, budget.train_epochs=N, or search more learning rates"
+    return f"Not of use yet: {said} ({baseline.value:.3f}); {more}."
 
 
 def too_short_sentence(found: Summary) -> str:

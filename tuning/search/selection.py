@@ -170,6 +170,7 @@ def pick(found: Sequence[TrialRecord], rule: Rule, today: float | None, today_pe
         is_equal = (speed[name], value[name]) == (speed[ahead], value[ahead])
         if sign * value[name] < sign * value[ahead] or is_equal:
             on_front.append(name)
-    said = f"by one seed, of {len(judged)} the fastest with {rule.words}: {value[best]:.4g}"
-    said += f", where the reference has {today:.4g}" if today is not None else ""
+    said = f"the fastest of {len(judged)} trials with {rule.words}: {value[best]:.4g}"
+    said += f" beside {today:.4g} of the reference" if today is not None else ""
+    said += ", by one seed"
     return Pick(best=best, most_accurate=accurate, front=tuple(on_front), rule=said)

@@ -16,7 +16,7 @@ from tuning.journal.events import StudyRecord
 from tuning.journal.records import Journal
 from tuning.memory import groups
 from tuning.memory.oom import Outcome
-from tuning.report.format import duration
+from tuning.report.format import duration, plural
 from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC, probes_s
 from tuning.search.protocols import TrialPlan
@@ -247,8 +247,7 @@ class Limits:
         if search.max_time_s is None or begun >= planned:
             return ""
         enough = math.ceil(search.max_time_s * planned / max(1, begun) / 60)
-        few = f"{begun} trials are few" if begun != 1 else "1 trial is little"
-        return f"{few} to choose among: search.max_time={enough}m has about {planned}"
+        return f"the time was enough for {plural(begun, 'trial')}: search.max_time={enough}m has about {planned}"
 
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""

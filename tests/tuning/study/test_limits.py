@@ -156,7 +156,7 @@ LONG = replace(FACTS, train_samples=100_000)
 @pytest.mark.parametrize(
     ("asks", "typed", "more", "says"),
     [
-        ("few", [], {}, "3 trials are few to choose among: search.max_time=16m has about 12"),
+        ("few", [], {}, "3 trials: search.max_time=16m has about 12"),
         ("few", ["search.max_time=30s"], {}, "search.max_time=2m has about 12"),
         ("few", ["search.trials=4"], {}, "search.max_time=6m has about 4"),
         ("few", ["search.trials=3"], {}, ""),
