@@ -15,6 +15,9 @@ COMMANDS = """\
 Finds the fastest training that keeps its accuracy and fits its card.
 
   python -m tuning.run workload=nli     find it; settings: --help there
+  python -m tuning probe -- python train.py
+                                        your script as it is: what would be
+                                        faster, and where to write it
   python -m tuning init FOLDER          write an example of a training of yours
   python -m tuning train last           train the whole job with what was found
   python -m tuning estimate workload=nli card=rtx4060
@@ -37,6 +40,7 @@ exit codes
 _VERBS = {
     "run": ("tuning.run", "main"),
     "init": ("tuning.cli.init", "main"),
+    "probe": ("tuning.cli.probe", "main"),
     "train": ("tuning.cli.train", "main"),
     "ablate": ("tuning.cli.ablate", "main"),
     "estimate": ("tuning.cli.estimate", "main"),

@@ -1,0 +1,141 @@
+"""An unedited program is counted, timed and changed from outside, and ended with all that it started."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tuning.__main__ import main
+from tuning.config.errors import ConfigError
+from tuning.outside.runs import Program
+
+SCRIPT = """\
+import subprocess, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(400, 4), torch.randint(0, 2, (400,)))
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+helper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+held_out = DataLoader(data, batch_size=100)
+for epoch in range(10**6):
+    train = DataLoader(data, batch_size=16, shuffle=True, drop_last=True)
+    print(train.num_workers, optimizer.param_groups[0]["fused"], flush=True)
+    for x, y in train:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        for x, y in held_out:
+            model(x)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a script."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def program(*arguments: str, **env: str) -> Program:
+    """Returns the command that runs a script; `env` is more of its environment."""
+    folder = Path("runs")
+    folder.mkdir(exist_ok=True)
+    return Program([sys.executable, *arguments], folder, {"PATH": "/usr/bin:/bin", **env})
+
+
+def test_steps_are_counted_and_places_are_known(place: Path) -> None:
+    found = program("train.py").look({}, None, 0.2, 60.0)
+    assert found.samples == 16 * found.counted > 0
+    loader = found.loader
+    assert loader is not None
+    assert (Path(loader.file).name, loader.line, loader.batch_size) == ("train.py", 9, 16)
+    assert len(found.loaders) == 2, "one that is made again in each epoch is the same"
+    assert [(Path(o.file).name, o.line, o.name) for o in found.optimizers] == [("train.py", 5, "AdamW")]
+    assert 0.9 < sum(found.share(part) for part in ("waiting", "backward", "optimizer")) + 0.9 < 1.9
+    assert found.split_s == pytest.approx(found.measured_s)
+
+
+def test_settings_are_changed_and_nothing_is_left(place: Path) -> None:
+    own = program("train.py", RANK="3", SLURM_JOB_ID="1")
+    assert own.dropped == ["RANK", "SLURM_JOB_ID"]
+    found = own.look({"num_workers": 1, "persistent_workers": True, "fused": True}, 1, 0.2, 60.0)
+    assert own.output.read_text().splitlines()[0] == "1 True"
+    assert found.loader is not None
+    assert found.loader.num_workers == 1
+    assert own.wrote == []
+    assert _running(str(place)) == [], "what it started has ended with it"
+
+
+def _running(folder: str) -> list[str]:
+    """Returns the commands of processes that run in a folder, zombies left out."""
+    others = [one for one in psutil.process_iter(["cwd", "cmdline"]) if one.pid != os.getpid()]
+    return [" ".join(one.info["cmdline"]) for one in others if one.info["cwd"] == folder and one.info["cmdline"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import torch\ndef f():\n    raise ValueError('no cats')\nf()\n", ["exit code 1", "line 3, in f", "no cats"]),
+        ("print('nothing trains here')\n", ["no optimiser of torch has stepped", "nothing trains here"]),
+    ],
+)
+def test_what_cannot_be_measured_is_said(place: Path, text: str, says: list[str]) -> None:
+    Path("other.py").write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        program("other.py").look({}, None, 0.2, 60.0)
+    assert all(part in raised.value.what for part in says)
+
+
+def test_a_checkpoint_that_an_earlier_run_wrote_is_noticed(place: Path) -> None:
+    resuming = 'import os\nif os.path.exists("last.pt"):\n    open("last.pt").read()\nopen("last.pt", "w").write("1")\n'
+    Path("train.py").write_text(resuming + SCRIPT)
+    own = program("train.py")
+    assert own.look({}, None, 0.2, 60.0).reread == []
+    assert [Path(path).name for path in own.wrote] == ["last.pt"]
+    assert [Path(path).name for path in own.look({}, None, 0.2, 60.0).reread] == ["last.pt"]
+
+
+def test_their_own_start_up_module_runs_too(place: Path) -> None:
+    own = place / "theirs"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('theirs', flush=True)\n")
+    ran = program("train.py", PYTHONPATH=str(own))
+    ran.look({}, None, 0.2, 60.0)
+    assert ran.output.read_text().startswith("theirs")
+
+
+def test_the_command_says_what_to_write_and_where(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = SCRIPT.replace(
+        "data = TensorDataset",
+        "import time\nclass Slow(TensorDataset):\n    def __getitem__(self, i):\n"
+        "        time.sleep(0.002)\n        return super().__getitem__(i)\ndata = Slow",
+    )
+    (place / "train.py").write_text(slow)
+    assert main(["probe", "--max-time", "15s", "--json", "--", sys.executable, "train.py"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["today"]["training"]
+    if found["set"].get("num_workers"):
+        (folder,) = (place / "runs" / "probe").iterdir()
+        assert (
+            "+    train = DataLoader(data, batch_size=16, shuffle=True, drop_last=True, num_workers="
+            in (folder / "probe.patch").read_text()
+        )
+    assert (place / "train.py").read_text() == slow
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--max-time", "3", "--", "true"], "10s to 24h"),
+        (["--"], "no command"),
+        (["--", "no-such-program"], "cannot be started"),
+    ],
+)
+def test_bad_input_is_said(place: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
+    assert main(["probe", *words]) == 2
+    assert says in capsys.readouterr().err
