@@ -8,7 +8,7 @@ import pytest
 from tuning.config.errors import ConfigError
 from tuning.outside import compare as comparing
 from tuning.outside.compare import TODAY, Compared, compare, growth_bytes, options
-from tuning.outside.runs import SeenLoader, Look, SeenModel, SeenOptimizer, Setting
+from tuning.outside.runs import Look, SeenLoader, SeenModel, SeenOptimizer, Setting
 
 LOADER = SeenLoader(
     file="train.py",
