@@ -181,7 +181,7 @@ class Program:
             at = f" at {theirs[-1]}" if theirs else ""
             return ConfigError(f"the command failed with exit code {code}{at}{last}", remedy=f"see {self.output}")
         ended = "ended" if code == 0 else f"had not done so after {after_s:.0f} s"
-        what = f"no optimiser of torch has stepped in the command, which {ended}{last}"
+        what = f"no step of a training with torch was seen in the command, which {ended}{last}"
         return ConfigError(what, remedy="a command that trains with torch; --max-time 3m for one that starts slowly")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from tuning.__main__ import main
 from tuning.config.errors import ConfigError
+from tuning.outside import compare as comparing
+from tuning.outside.compare import Option
 from tuning.outside.runs import Program
 
 SCRIPT = """\
@@ -77,11 +80,24 @@ def _running(folder: str) -> list[str]:
     return [" ".join(one.info["cmdline"]) for one in others if one.info["cwd"] == folder and one.info["cmdline"]]
 
 
+def test_weights_that_are_updated_by_hand_have_steps_too(place: Path) -> None:
+    by_hand = "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]"
+    (place / "train.py").write_text(
+        SCRIPT.replace("optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)\n", "")
+        .replace("optimizer.step()", by_hand)
+        .replace("optimizer.zero_grad()", "model.zero_grad()")
+        .replace(', optimizer.param_groups[0]["fused"]', "")
+    )
+    found = program("train.py").look({}, None, 0.2, 60.0)
+    assert found.samples == 16 * found.counted > 0
+    assert found.optimizers == []
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("import torch\ndef f():\n    raise ValueError('no cats')\nf()\n", ["exit code 1", "line 3, in f", "no cats"]),
-        ("print('nothing trains here')\n", ["no optimiser of torch has stepped", "nothing trains here"]),
+        ("print('nothing trains here')\n", ["no step of a training", "nothing trains here"]),
     ],
 )
 def test_what_cannot_be_measured_is_said(place: Path, text: str, says: list[str]) -> None:
@@ -109,23 +125,22 @@ def test_their_own_start_up_module_runs_too(place: Path) -> None:
     assert ran.output.read_text().startswith("theirs")
 
 
-def test_the_command_says_what_to_write_and_where(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slow = SCRIPT.replace(
-        "data = TensorDataset",
-        "import time\nclass Slow(TensorDataset):\n    def __getitem__(self, i):\n"
-        "        time.sleep(0.002)\n        return super().__getitem__(i)\ndata = Slow",
-    )
+def test_the_command_says_what_to_write_and_where(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = Option("num_workers=2", {"num_workers": 2, "persistent_workers": True})
+    monkeypatch.setattr(comparing, "options", lambda today, cores: [workers])
+    monkeypatch.setattr(comparing, "MOST_ROUNDS", 1)
+    waits = "import time\nclass Slow(TensorDataset):\n    def __getitem__(self, i):\n        time.sleep(0.01)\n"
+    slow = SCRIPT.replace("data = TensorDataset", waits + "        return super().__getitem__(i)\ndata = Slow")
     (place / "train.py").write_text(slow)
-    assert main(["probe", "--max-time", "15s", "--json", "--", sys.executable, "train.py"]) == 0
+    assert main(["probe", "--max-time", "5m", "--json", "--", sys.executable, "train.py"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["today"]["training"]
-    if found["set"].get("num_workers"):
-        (folder,) = (place / "runs" / "probe").iterdir()
-        assert (
-            "+    train = DataLoader(data, batch_size=16, shuffle=True, drop_last=True, num_workers="
-            in (folder / "probe.patch").read_text()
-        )
-    assert (place / "train.py").read_text() == slow
+    assert found["set"] == {"num_workers": 2, "persistent_workers": True}
+    assert "train.py:14" in found["answer"]
+    (folder,) = (place / "runs" / "probe").iterdir()
+    subprocess.run(["git", "apply", str(folder / "probe.patch")], cwd=place, check=True)
+    assert "drop_last=True, num_workers=2, persistent_workers=True)" in (place / "train.py").read_text()
 
 
 @pytest.mark.parametrize(

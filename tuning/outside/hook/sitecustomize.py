@@ -27,6 +27,8 @@ QUEUES = 3
 """So many times the batches that workers hold ready are also left out: they were made while the training started."""
 SPLIT_STEPS = 8
 """Steps on a card whose parts are timed apart, after those that tell the speed: each part waits for the card."""
+BACKWARDS = 8
+"""After so many calls of `backward` without any optimiser each is a step: some programs update weights by hand."""
 MEMORY_EVERY = 8
 """Memory is read after so many steps."""
 clock = time.perf_counter
@@ -47,6 +49,8 @@ class _Watch:
         self.reread: list[str] = []
         self.training: set[int] = set()
         self.first: int | None = None
+        self.backwards = 0
+        self.is_ready = False
         self.model: dict[str, Any] = {}
         self.steps = self.counted = self.samples = self.pending = self.batches = self.new_batches = 0
         self.is_mixed = self.is_split = self.is_done = self.is_ours = self.has_cuda = False
@@ -85,12 +89,19 @@ class _Watch:
         if index in self.training and self.is_mixed:
             self.last, self.is_mixed = clock(), False
 
-    def stepped(self, optimizer: Any) -> None:
+    def went_back(self, loss: Any) -> None:
+        """Takes that `backward` was called."""
+        self.backwards += 1
+        if (self.first is None and self.backwards >= BACKWARDS) or self.first == id(self):
+            self.stepped(self, loss.is_cuda)
+
+    def stepped(self, optimizer: Any, is_cuda: bool = False) -> None:
         """Takes that an optimiser has stepped: the first that did marks the end of a step."""
         if self.first is None:
             self.first = id(optimizer)
             self.is_ours = self._claims()
-            self.has_cuda = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
+            groups = getattr(optimizer, "param_groups", ())
+            self.has_cuda = is_cuda or any(p.is_cuda for group in groups for p in group["params"])
         if id(optimizer) != self.first or not self.is_ours or self.is_done:
             return
         self.steps += 1
@@ -235,6 +246,7 @@ def _watch_loaders(module: Any) -> None:
                 asked.arguments.pop("prefetch_factor", None)
                 asked.arguments.pop("persistent_workers", None)
         made(*asked.args, **asked.kwargs)
+        _get_ready()
         file, line = _site()
         is_stream = not hasattr(self.dataset, "__getitem__")
         facts = {"file": file, "line": line, "is_stream": is_stream, "is_batched": self.batch_sampler is not None}
@@ -279,8 +291,7 @@ def _watch_optimizers(module: Any) -> None:
         able = "fused" in defaults
         facts = {"name": type(self).__name__, "file": file, "line": line, "fused": defaults.get("fused"), "able": able}
         WATCH.optimizers.append(facts)
-        if len(WATCH.optimizers) == 1:
-            _ready()
+        _get_ready()
 
     def before(*_: Any) -> None:
         WATCH.pre = WATCH.now()
@@ -294,18 +305,26 @@ def _watch_optimizers(module: Any) -> None:
     module.register_optimizer_step_post_hook(after)
 
 
-def _ready() -> None:
-    """Sets what is set once torch is loaded, and times `backward`."""
-    torch, asked = _torch(), WATCH.settings
-    backward = torch.Tensor.backward
+def _watch_backward(module: Any) -> None:
+    backward = module.Tensor.backward
 
     @functools.wraps(backward)
     def timed(self: Any, *args: Any, **kwargs: Any) -> None:
+        _get_ready()
         start = WATCH.now()
         backward(self, *args, **kwargs)
         WATCH.part("backward", WATCH.now() - start)
+        WATCH.went_back(self)
 
-    torch.Tensor.backward = timed
+    module.Tensor.backward = timed
+
+
+def _get_ready() -> None:
+    """Sets what can be set once torch is loaded, and looks for the model."""
+    if WATCH.is_ready:
+        return
+    WATCH.is_ready = True
+    torch, asked = _torch(), WATCH.settings
     if "threads" in asked:
         torch.set_num_threads(asked["threads"])
     if asked.get("flush_denormal"):
@@ -376,5 +395,6 @@ if ORDER:
     if WROTE:
         sys.addaudithook(_note_what_is_read)
     _targets = {"torch.utils.data.dataloader": _watch_loaders, "torch.optim.optimizer": _watch_optimizers}
+    _targets["torch._tensor"] = _watch_backward
     sys.meta_path.insert(0, _AfterImport(_targets))
 _theirs()
