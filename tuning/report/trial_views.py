@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tuning.journal.events import Config, ConfirmedRecord, Facts, ProbeRecord, RefusedRecord, TrialRecord
+from tuning.journal.events import Config, ConfirmedRecord, Facts, ProbeRecord, TrialRecord
 from tuning.journal.run import History, Trial
 from tuning.search.bottleneck import joules_a_sample
 
@@ -74,9 +74,3 @@ def trial_views(run: History, objectives: Iterable[str]) -> list[TrialView]:
 def trial_view(trial: Trial, end: TrialRecord, objectives: Iterable[str]) -> TrialView:
     """Returns a trial by its latest ending."""
     return replace(view(end), values={name: trial.values.get(name) for name in objectives}, named=trial.named)
-
-
-def refused_view(refusal: RefusedRecord) -> TrialView:
-    """Returns what was not launched, with the peak that was predicted for it."""
-    peak_bytes = refusal.predicted_bytes
-    return TrialView(refusal.trial, "refused", refusal.config, peak_allocated_bytes=peak_bytes, message=refusal.reason)
