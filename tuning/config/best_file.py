@@ -146,8 +146,7 @@ class BestFile(_Part):
     """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
-    status: Literal["confirmed", "probed", "unconfirmed", "not repeated", "trained"] = "confirmed"
-    """Earlier versions wrote "not repeated" of a pick that came to much less on fresh seeds."""
+    status: Literal["confirmed", "probed", "unconfirmed", "trained"] = "confirmed"
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart
@@ -196,10 +195,6 @@ def read(path: Path) -> Best:
         again = f"python -m tuning.run resume={file.provenance.study}"
         said = f"{path.name} is the best so far, and was not trained again on fresh seeds; {again} does that"
         warnings.append(f"{said}, with a larger search.max_time if that was spent")
-    if file.status == "not repeated":
-        warnings.append(
-            f"{path.name} came to much less on fresh seeds than in the search: train longer, and search again"
-        )
     options = {name: at_home(value) for name, value in file.workload.options.items()}
     secrets = sorted(name for name, value in options.items() if is_masked(value))
     if secrets:

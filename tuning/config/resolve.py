@@ -22,13 +22,6 @@ from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
 
 COMMAND_LINE = "command line"
-RENAMED = {"sampler": {"gp": "known"}, "pruner": {"rungs": "reference"}}
-"""Settings of `search` that runs of earlier versions have recorded, and what has taken their place."""
-LATER: Mapping[str, Any] = {"at_least": None, "goal": "speed"}
-"""Settings of `pick` that those lack."""
-CLAIMS = {"source", "claims", "claims_of"}
-"""Entries of `named` in those that are no configurations: claims of a document. Nothing reads them any more."""
-
 TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
 
@@ -88,23 +81,14 @@ def resolved(config: StudyConfig) -> Tree:
 
 
 def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
-    """Returns the configuration that `resolved` made `mapping` of, now or in an earlier version; raises ConfigError if
-    it no longer passes.
-    """
+    """Returns the configuration that `resolved` made `mapping` of; raises ConfigError if it no longer passes."""
     tree = copy.deepcopy(dict(mapping))
-    if isinstance(search := tree.get("search"), dict):
-        search.pop("strategy", None)
-        search |= {n: names.get(search[n], search[n]) for n, names in RENAMED.items() if n in search}
-    if isinstance(pick := tree.get("pick"), dict):
-        tree["pick"] = {**LATER, **pick}
     origins, dropped, argv = tree.pop("origins", {}), tree.pop("dropped", []), tree.pop("overrides", [])
     for key in ("card", "knobs", "named"):
         if not isinstance(tree.get(key), Mapping):
             raise ConfigError(
                 f"{key}={tree.get(key)!r} in a recorded configuration is no mapping", remedy="start a new run"
             )
-    if tree["named"].keys() >= CLAIMS:
-        tree["named"] = {name: knobs for name, knobs in tree["named"].items() if name not in CLAIMS}
     return parse_tree(tree, origins, dropped, tuple(argv), {}, table)
 
 

@@ -166,13 +166,6 @@ def test_named_configurations_are_whole():
     assert (after.batch_size, after.amp_dtype, after.activation_checkpointing) == (12, "bf16", True)
 
 
-def test_a_recorded_configuration_with_claims_of_documents_is_read_without_them():
-    config = load([])
-    claims = {"source": "a review", "claims": "4.0x", "claims_of": {"amp_dtype": "2x"}}
-    raw = resolved(config)
-    assert from_resolved({**raw, "named": {**claims, **raw["named"]}}, EVERY).named == config.named
-
-
 @pytest.mark.parametrize("name", ["best", "most_accurate", "config"])
 def test_a_configuration_may_not_have_the_name_of_a_file_of_the_run(name):
     with pytest.raises(ConfigError, match=f"named.{name}: that is the name of something else in a run") as raised:
@@ -274,17 +267,6 @@ def test_bad_space_of_own_workload_names_its_file(own):
 def test_resolved_survives_json_and_comes_back_equal(argv):
     config = load(argv)
     assert from_resolved(json.loads(json.dumps(resolved(config))), EVERY) == config
-
-
-@pytest.mark.parametrize(
-    ("then", "now"), [(("tpe", "rungs"), ("tpe", "reference")), (("gp", "none"), ("known", "none"))]
-)
-def test_what_an_earlier_version_recorded_is_read_as_of_now(then, now):
-    tree = resolved(load(["pick.tolerance=0.01"]))
-    search = {**tree["search"], "sampler": then[0], "pruner": then[1]}
-    found = from_resolved(json.loads(json.dumps({**tree, "pick": {"tolerance": 0.01}, "search": search})), EVERY)
-    assert (found.search.sampler, found.search.pruner) == now
-    assert (found.pick.tolerance, found.pick.at_least, found.pick.goal) == (0.01, None, "speed")
 
 
 def test_recorded_configuration_is_checked_again():

@@ -122,11 +122,3 @@ def test_study_given_more_is_not_finished_and_has_its_probes() -> None:
     assert made(*more).is_finished
     assert len(made(*more).windows) == 2
     assert len(made(*more, ("resume", {"pick": {"tolerance": 0.1}})).windows) == 2, "no other session's"
-
-
-def test_a_rating_whose_trial_is_not_there_is_passed_over() -> None:
-    rated = "rated", {"trial": "t0", "config": {"num_workers": 2}, "samples_per_s": 9.0}
-    assert made(rated).ended == []
-    assert [t.samples_per_s for t in made(rated, ended("t0", "ok", samples_per_s=5.0)).ended] == [5.0]
-    run = made(ended("t0", "ok", samples_per_s=5.0, peak_allocated_bytes=7), rated)
-    assert [(t.samples_per_s, t.config, t.peak_allocated_bytes) for t in run.ended] == [(9.0, {"num_workers": 2}, None)]

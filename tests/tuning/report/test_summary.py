@@ -193,18 +193,6 @@ def test_a_peak_is_the_largest_of_that_configuration(records, found, tmp_path):
     assert again.best.peak_allocated_bytes == found.best.peak_allocated_bytes
 
 
-def test_a_trial_that_was_rated_anew_has_no_figure_of_what_ran(records):
-    own = next(r for r in records if r.event == "trial" and r["outcome"] == "ok")
-    fields = {"trial": own["trial"], "config": {**own["config"], "num_workers": 3}, "samples_per_s": 999.0}
-    rated = dataclasses.replace(own, event="rated", fields=fields)
-    found = {t.trial: t for t in of([*records, rated]).trials}[own["trial"]]
-    assert (found.config["num_workers"], found.samples_per_s) == (3, 999.0)
-    assert found.values == {name: own["values"][name] for name in found.values}
-    assert (found.peak_allocated_bytes, found.measured_samples_per_s) == (None, None)
-    again = {t.trial: t for t in of([*records, rated, own]).trials}[own["trial"]]
-    assert again.config == own["config"], "it ran once more since"
-
-
 def test_a_before_that_the_search_trained_has_its_quality(records, found):
     kept = [r for r in records if r.event != "confirmed" or r["name"] != "before"]
     own = of([changed(r, named="before") if is_begin(r, "t000") else r for r in kept])
