@@ -3,16 +3,14 @@
     time,open,high,low,close,volume
     2024-01-02 00:00:00,1.05236,1.05253,1.05221,1.05227,1435
 
-The header names the columns, in any order and case: `time` (or date, datetime, timestamp), four prices, and where there
-are any `volume`, `adj close` and `ticker` (or symbol). A time is ISO 8601, or dd.mm.yyyy HH:MM:SS.fff as Dukascopy
-writes it; without an offset it is taken as UTC. A file may be gzipped.
+The header names the columns, in any order and case: `time` (or date, datetime), four prices, and if there are any
+`volume`, `adj close` and `ticker` (or symbol). A time is ISO 8601, in UTC if it has no offset. A file may be gzipped.
 
 A bar is stamped with the time at which it *opened*. Its values are known only when it has closed.
 """
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,15 +32,11 @@ PRICE_ROUNDING_FRAC = 1e-4
 Adjusted prices are rounded column by column."""
 
 _NAMES = {  # canonical name -> how headers call it, the first found counts
-    "time": ("time", "date", "datetime", "timestamp", "gmt time"),
+    "time": ("time", "date", "datetime"),
     **{name: (name,) for name in BAR_COLUMNS},
     "adjusted": ("adj close",),
     "symbol": ("ticker", "symbol"),
 }
-_TIMES = (  # pattern of the first value, format
-    (r"\d{4}-\d\d-\d\d.*", "ISO8601"),
-    (r"\d\d\.\d\d\.\d{4} \d\d:\d\d:\d\d\.\d+", "%d.%m.%Y %H:%M:%S.%f"),
-)
 
 
 @dataclass(frozen=True)
@@ -191,15 +185,10 @@ def _check_prices(table: Table, values: Mapping[str, pd.Series[float]]) -> None:
 
 
 def _times(table: Table) -> pd.Series[pd.Timestamp]:
-    """Returns when each bar opened, in UTC, to the microsecond; the layout is told by the first value."""
+    """Returns when each bar opened, in UTC, to the microsecond."""
     text = table.columns["time"].str.strip()
-    first = text.index[0]
-    layout = next((layout for pattern, layout in _TIMES if re.fullmatch(pattern, str(text[first]))), None)
-    if layout is None:
-        allowed = "ISO 8601, or dd.mm.yyyy HH:MM:SS.fff"
-        table.wrong(first, "time", f"{text[first]!r:.60}", allowed, remedy=OTHER_LAYOUTS)
-    times = pd.to_datetime(text, format=layout, utc=True, errors="coerce")
+    times = pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")
     if times.isna().any():
         label = times.index[times.isna()][0]
-        table.wrong(label, "time", f"{text[label]!r:.60}", f"a time written as the first one, {text[first]!r:.40}")
+        table.wrong(label, "time", f"{text[label]!r:.60}", "ISO 8601, such as 2024-01-02 03:00", remedy=OTHER_LAYOUTS)
     return times.dt.as_unit("us")
