@@ -234,18 +234,6 @@ def test_decoder_row_keeps_the_end_and_cuts_the_premise_first(gemma: Config, mos
     assert words[-4:] == ["a", "b", "Entailed", ":"]
 
 
-def test_evaluate_counts_over_batches_of_any_size(gemma: Config) -> None:
-    class Echo(nn.Module):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, packing: object) -> Tensor:
-            return nn.functional.one_hot(input_ids[:, 0], 2).float()
-
-    batches = [
-        Nli.collate([PairSample(([0],), 0), PairSample(([1],), 0), PairSample(([1],), 1)]),
-        Nli.collate([PairSample(([1],), 1)]),
-    ]
-    assert Nli().evaluate(Echo(), batches) == {"accuracy": 0.75}
-
-
 def test_says_what_is_wrong_with_a_model(tmp_path: Path) -> None:
     workload, here = Nli(), Config(knobs_of(), {"model": str(tmp_path)})
     with pytest.raises(WorkloadError, match=r"model=some/model .*add workload\.download=true"):

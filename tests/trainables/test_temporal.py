@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from tests.fakes import heard
 from trainables.data.errors import DataError
 from trainables.knobs import Knobs
-from trainables.loop import Evaluation, prepare, train
+from trainables.loop import Evaluation, prepare
 from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Config, WorkloadError, blocks
+from trainables.workload import Config, WorkloadError
 from trainables.workloads import temporal
 from trainables.workloads.temporal import BarBlock, Temporal
 
@@ -120,18 +120,6 @@ def test_a_sample_is_judged_alone_and_by_every_frame(options: dict[str, Any], ki
     model.eval()(windows).sum().backward()
     assert windows.grad is not None
     assert (windows.grad.abs().sum(dim=2) > 0).all()  # no bar of no frame is passed over
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_blocks_can_be_recomputed(options: dict[str, Any], resident: Resident, kind: str) -> None:
-    weights = []
-    for recompute in (False, True):
-        asked = config(options, architecture=kind, activation_checkpointing=recompute)
-        state = prepare(resident, asked, Plan(samples=64))
-        train(state)
-        weights.append([p.detach().clone() for p in state.model.parameters()])
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*weights, strict=True))
-    assert len(blocks(resident.workload, state.model)) == (3 if kind == "lstm" else 2)
 
 
 def test_a_transformer_has_whole_heads(options: dict[str, Any]) -> None:

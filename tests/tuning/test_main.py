@@ -217,16 +217,6 @@ def test_a_reader_that_has_gone_ends_the_command_without_a_word(arguments: list[
     assert process.returncode == 141
 
 
-def test_show_lists_the_trials_of_the_newest_run(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = answered(capsys, "show", "last", "--runs-dir", runs_dir)
-    assert code == 0
-    assert NEWEST in out
-    listed = out[out.index("\ntrial") :].splitlines()[3:]
-    assert [row.split()[0] for row in listed if row.startswith("t0")] == [f"t{n:03d}" for n in range(11)]
-    assert "t007 best" in out
-    assert "batch_size=" in out
-
-
 def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(
     runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,12 +41,8 @@ def test_what_is_there_stays_and_nothing_is_written(
     assert "try: python -m tuning init FOLDER" in err
 
 
-def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("name", "why"), [("taken", "it is a file"), ("x" * 300, "File name too long")])
+def test_what_can_be_no_folder_is_one_error(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "taken").write_text("")
-    assert __main__.main(["init", str(tmp_path / "taken")]) == 2
-    assert "taken cannot be written: it is a file" in capsys.readouterr().err
-
-
-def test_a_name_that_no_folder_can_have_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main(["init", str(tmp_path / ("x" * 300))]) == 2
-    assert "cannot be written: File name too long" in capsys.readouterr().err
+    assert __main__.main(["init", str(tmp_path / name)]) == 2
+    assert f"cannot be written: {why}" in capsys.readouterr().err

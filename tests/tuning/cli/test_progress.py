@@ -98,14 +98,6 @@ def test_the_best_would_be_picked_and_stands_first(records, study):
     assert "x before" in live.header(found)
 
 
-def test_what_runs_stands_next(records, study):
-    end = max(n for n, r in enumerate(records) if r.event == "trial_start") + 1
-    found = progress(History(records[:end]), study, 90.0)
-    runs = [row.name for row in found.rows if row.since_s is not None]
-    assert runs
-    assert {row.name for row in live.in_turn(found.rows)[1 : 1 + len(runs)]} == set(runs)
-
-
 @pytest.mark.parametrize("end", [3, 8, 12, None])
 def test_who_is_trained_again_has_a_row_with_its_seeds(records, study, end):
     own = answered.run(records)

@@ -21,7 +21,6 @@ from tuning.config.errors import ConfigError
 from tuning.journal.events import StudyRecord
 from tuning.journal.run import History
 from tuning.report import summary, text
-from tuning.report.format import number
 from tuning.workers import doctor
 
 FOLDER = Path("runs/nli/20261121-103412-3f2a")
@@ -105,15 +104,6 @@ def test_80_columns_with_twelve_knobs_and_long_values(records, study):
     assert "a_knob_with_a_long_name_11=valuevaluevalueva…" in "".join(out.split())
 
 
-def test_a_trial_stopped_between_rungs_has_its_last_rung(records, study):
-    own = next(r for r in records if r.event == "trial" and r["outcome"] == "stopped")
-    seen = [r for r in records if r.event == "rung" and r["trial"] == own["trial"]][-1]
-    late = changed(own, stopped_at=own["stopped_at"] + 1, values={})
-    _, err = play([late if r is own else r for r in records], study)
-    line = next(line for line in err.splitlines() if f"{own['trial']}  stopped at" in line)
-    assert f"stopped at {own['stopped_at'] + 1}  accuracy {seen['values']['accuracy']:.3f}  " in line
-
-
 @pytest.mark.parametrize(("stream", "columns"), [(io.StringIO, 40), (io.StringIO, 120), (Tty, 60)])
 def test_columns_decide_in_a_pipe_and_a_dumb_terminal(records, study, stream, columns):
     said = "".join(play(records, study, stream, COLUMNS=str(columns), TERM="dumb"))
@@ -174,17 +164,6 @@ def test_a_terminal_that_goes_away_ends_nothing():
     terminal.left("the best so far is kept")
     with contextlib.suppress(OSError):  # what was not written
         gone.close()
-
-
-@pytest.mark.parametrize("width", [80, 200])
-def test_the_list_of_trials_cuts_no_knob(records, width):
-    out, found = io.StringIO(), summary.of_run(History(records))
-    Terminal(out=out, err=io.StringIO(), env={"COLUMNS": str(width)}).trials(found)
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert len([line for line in lines if line.startswith("t0")]) == 11
-    rates = [number(trial.config["learning_rate"]) for trial in found.trials if trial.trial != found.best.trial]
-    assert all(f"learning_rate={rate}" in out.getvalue() for rate in rates)
 
 
 @pytest.mark.parametrize(

@@ -123,17 +123,6 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_goes_on(
     assert {p.name for p in Path("my out").iterdir()} == {"result.json", "model.safetensors"}
 
 
-def test_a_metric_that_is_no_objective_may_be_undefined(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluated = "return super().evaluate(model, batches)"
-    with_auc = evaluated.replace("return ", "return {'auc': float('nan')} | ")
-    (best.parent / "signalling.py").write_text(SIGNALLING.replace(evaluated, with_auc), encoding="utf-8")
-    assert train(best, "--out", "out") == 0
-    assert "auc not finite" in capsys.readouterr().out
-    values = json.loads(Path("out", "result.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)["values"]
-    assert values.pop("auc") is None
-    assert None not in values.values()
-
-
 READING = """self.heard("model")
         import argparse
         argparse.ArgumentParser().parse_args()"""

@@ -81,14 +81,6 @@ def test_windows_of_another_configuration_are_not_the_bests(records, found):
     assert (again.best, again.gains) == (found.best, found.gains)
 
 
-def test_a_gain_is_of_the_last_session_that_took_windows(records, found):
-    start = next(n for n, r in enumerate(records) if r.event == "window")
-    earlier = [changed(r, samples_per_s=1.0) for r in records if r.event == "window" and r["name"] == "before"]
-    more = later(records, "resume", pick={"tolerance": 0.1})
-    again = [*records[:start], *earlier, more, *records[start:], more]
-    assert of([dataclasses.replace(r, seq=n) for n, r in enumerate(again)]).gains == found.gains
-
-
 def test_the_time_is_the_same_before_and_after_the_page(records):
     assert (records[-1]["stage"], records[-1]["state"]) == ("export", "end")
     page = of(records[:-1])
@@ -122,12 +114,6 @@ def test_a_trial_stopped_between_rungs_has_its_last_rungs_value(records):
     own = next(t for t in found.trials if t.trial == stopped["trial"])
     assert own.values == seen["values"] != {}
     assert found.curves[own.trial][-1] == (seen["samples"], seen["values"]["accuracy"]), "and not where it was stopped"
-
-
-def test_the_most_accurate_is_another_or_not_told(records, found):
-    assert found.named["most_accurate"].trial == "t009"
-    assert "most_accurate" in found.answers
-    assert list(of(each(records, "pick", most_accurate="t007")).answers) == ["best"]
 
 
 def test_a_run_sums_up_wherever_it_is_cut_off(records):
