@@ -140,7 +140,9 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
         "searched": {name: list(values) for name, values in about.searched.items()},
         "notes": list(dict.fromkeys(note for one in fits for note in one.notes))
         + [NO_BLOCKS] * (len(told) < len(rows)),
-        "rows": [{**asdict(one), "cells": [_flat(c) for c in one.cells], **_largest(one)} for one in fits],
+        "rows": [
+            {**asdict(one), "cells": [*map(_flat, one.cells)], "largest_cell": _flat(one.largest_cell)} for one in fits
+        ],
         "remedies": [] if fitting or not known else list(_remedies(about, known, predicts)),
     }
 
@@ -222,10 +224,6 @@ def _refuse_what_the_workload_refuses(about: Question, predictions: Sequence[Pre
                 raise option_fault(note.partition(": ")[2], about.options)
 
 
-def _largest(one: Fit) -> dict[str, Any]:
-    return {"largest_cell": None if one.largest_cell is None else _flat(one.largest_cell)}
-
-
-def _flat(one: Cell) -> dict[str, Any]:
-    own = asdict(one)
-    return {**own.pop("peak"), **own}
+def _flat(one: Cell | None) -> dict[str, Any] | None:
+    own = {} if one is None else asdict(one)
+    return None if one is None else {**own.pop("peak"), **own}

@@ -70,11 +70,11 @@ def rows(found: progress.Progress, width: int) -> list[RenderableType]:
     if not found.rows:
         return []
     best, has_value = found.best, bool(found.objective) and found.stage != "probe"
-    has_peak = width >= WITH_PEAK
+    has_peak, peak = width >= WITH_PEAK, "peak" if found.cap_bytes is None else f"peak of {size(found.cap_bytes)}"
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), expand=True)
     made.add_column("", no_wrap=True)
     made.add_column("", overflow="fold")
-    for name in ["samples/s", *[fmt.fit(plain(found.objective), 12)] * has_value, *[_peak_of(found)] * has_peak]:
+    for name in ["samples/s", *[fmt.fit(plain(found.objective), 12)] * has_value, *[peak] * has_peak]:
         made.add_column(Text(name), justify="right", no_wrap=True)
     if width >= WITH_KNOBS:
         made.add_column(f"unlike {'the defaults' if best is None else 'the best'}", ratio=1, overflow="fold")
@@ -100,10 +100,6 @@ def in_turn(found: Sequence[StageRow]) -> list[StageRow]:
     runs = [row for row in found if row.since_s is not None and not row.is_best]
     others = [row for row in found if row.since_s is None and not row.is_best]
     return [*best, *runs, *reversed(others)]
-
-
-def _peak_of(found: progress.Progress) -> str:
-    return "peak" if found.cap_bytes is None else f"peak of {size(found.cap_bytes)}"
 
 
 def _bar(found: progress.Progress) -> Table:

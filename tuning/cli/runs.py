@@ -20,7 +20,6 @@ from tuning.journal.run import History, unix_s
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, known_runs, other_version, require_known
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import fit, plain, plural, unlike
-from tuning.report.named import Named
 from tuning.report.summary import Summary
 from tuning.workers import doctor, machine_checks, nvml
 from tuning.workers.own_workload import UserFile
@@ -111,17 +110,16 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
         "state": "finished" if finished else "unfinished",
         "folder": str(folder),
         "place": asdict(found.place),
-        "named": {n.name: _as_plain(n) for n in found.named.values()},
+        "named": {
+            n.name: {**asdict(n), "samples_per_s": n.samples_per_s, "labels": sorted(n.labels)}
+            for n in found.named.values()
+        },
         "answers": {name: asdict(answer) for name, answer in found.answers.items()},
         "gains": [asdict(gain) for gain in found.gains],
         "ablation": [asdict(one) for one in found.ablation],
         "trials": [asdict(trial) for trial in found.trials],
         "times": asdict(found.times),
     }
-
-
-def _as_plain(one: Named) -> dict[str, Any]:
-    return {**asdict(one), "samples_per_s": one.samples_per_s, "labels": sorted(one.labels)}
 
 
 def write_again(arguments: Sequence[str]) -> int:

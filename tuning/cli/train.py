@@ -62,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
     if lost := next((name for name, value in best.options.items() if is_masked(value)), ""):
         what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"workload.{lost}=<value>")
-    device, seed = _device(asked.device), _seed(numbers, best)
+    typed_seed = numbers["--seed"]
+    seed, device = best.seed if typed_seed is None else int(typed_seed), _device(asked.device)
     from tuning.cli.training_job import TrainCommand  # brings torch: what is mistyped is said sooner
     from tuning.cli.training_start import begin
 
@@ -132,8 +133,3 @@ def _with_options(best: Best, typed: Sequence[str]) -> Best:
     now = given.groups.get("workload")
     ref = best.ref if now is None else choose_workload(now, available("workload")).ref
     return dataclasses.replace(best, ref=ref, options={**best.options, **options})
-
-
-def _seed(numbers: dict[str, float | None], best: Best) -> int:
-    asked = numbers["--seed"]
-    return int(asked) if asked is not None else int(_number("--seed", str(best.seed)) or 0)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainables.knob_columns import Knob, Scalar, refusal, word
+from trainables.knob_columns import Scalar, refusal, word
 from trainables.knobs import KnobTable
 from tuning.config.errors import ConfigError
 from tuning.config.space import Choice, Space
@@ -97,9 +97,10 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
             continue
         for value, reason in reasons.items():
             if name in asked:
+                row, known = space.table[name], dict.fromkeys((*values, *space.table[name].domain.values))
                 raise ConfigError(
                     f"knobs.{name}={word(value)} cannot be had with card={card.name}: {reason}",
-                    allowed=", ".join(word(v) for v in _honoured(card, space.table[name], values)),
+                    allowed=", ".join(word(v) for v in known if refusal(row, v, card) is None),
                     remedy=f"leave out knobs.{name}, or name another card",
                 )
             dropped.append(f"knobs.{name}={word(value)} is left out: {reason}")
@@ -153,8 +154,3 @@ def lacking(card: Card, dropped: Sequence[str], table: KnobTable) -> tuple[dict[
         else:
             others.append(sentence)
     return missing, others
-
-
-def _honoured(card: Card, row: Knob, values: tuple[object, ...]) -> list[object]:
-    known: tuple[object, ...] = row.domain.values
-    return [v for v in dict.fromkeys((*values, *known)) if refusal(row, v, card) is None]

@@ -8,11 +8,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from trainables.knobs import Knobs, Scalar
+from tuning import __version__
 from tuning.config import atomic, best_file
 from tuning.config.choices import available
 from tuning.config.errors import ConfigError, NoUsableTrial
@@ -103,7 +103,7 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
             "study": summary.id,
             "trial": named.trial,
             "created": created.astimezone(UTC).isoformat(timespec="seconds"),
-            "cardtune": _own_version(),
+            "cardtune": __version__,
             "versions": dict(study.versions),
             "command": study.command,
             "git": _git(summary.ref),
@@ -216,13 +216,6 @@ def _cell(value: object) -> str:
 def _short(value: float | None) -> float | None:
     """Six significant digits: more than was measured, and few enough to read."""
     return None if value is None else float(f"{value:.6g}")
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("cardtune")
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _git(ref: str) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,13 +107,6 @@ def to_quality(summary: Summary) -> Figure | None:
         f"a faint line for each seed, the mean bold. What comes to the dashed line, where {name} ends, is as good."
     )
     return _figure("to_quality", 2.8, draw, caption)
-
-
-FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
-    "front": front,
-    "to_quality": to_quality,
-}
-"""Every figure by its name in the page."""
 
 
 def _figure(name: str, height_inches: float, draw: Callable[[Axes], None], caption: str) -> Figure:

@@ -36,6 +36,7 @@ def render(summary: Summary) -> str:
     text = (resources.files("tuning") / "templates" / "report.html.j2").read_text(encoding="utf-8")
     best, base = summary.best, sentences.today(summary)
     chosen = fmt.settings(best.config, summary.table, base.config if base else None) if best else []
+    drawn = {"front": plots.front(summary), "to_quality": plots.to_quality(summary)}
     return environment.from_string(text).render(
         summary=summary,
         title=_title(summary),
@@ -58,7 +59,8 @@ def render(summary: Summary) -> str:
         provenance=list(_provenance(summary)),
         methods=sorted({q.method for n in summary.named.values() for q in n.quality.values() if n.name == "best"}),
         counts=words.counts(summary.trial_counts),
-        figures=_figures(summary),
+        # plots escapes what it is given
+        figures={name: (Markup(f.svg), f.caption) for name, f in drawn.items() if f is not None},  # noqa: S704
     )
 
 
@@ -67,13 +69,6 @@ def _printable(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return plain(value).replace(" ± ", "\u00a0±\u00a0")
-
-
-def _figures(summary: Summary) -> dict[str, tuple[Markup, str]]:
-    """Figures by name, each with its caption."""
-    found = {name: draw(summary) for name, draw in plots.FIGURES.items()}
-    # plots escapes what it is given
-    return {name: (Markup(f.svg), f.caption) for name, f in found.items() if f is not None}  # noqa: S704
 
 
 def _title(summary: Summary) -> str:

@@ -228,9 +228,7 @@ def cut_sentence(found: Summary) -> str:
         return ""
     limit_s = finite(found.study.setting("search", "max_time"))
     more = f" search.max_time={math.ceil(2 * limit_s / 60)}m" if limit_s else ""
-    runs_dir = _recorded_runs_dir(found)
-    elsewhere = [f"runs_dir={runs_dir}"] if runs_dir != "runs" else []
-    command = shlex.join(["python", "-m", "tuning.run", f"resume={plain(found.id)}", *elsewhere])
+    command = resume_command(_recorded_folder(found))
     return f"The search was cut short: {done} of {asked} trials ended; {command}{more} has more of them"
 
 
@@ -244,8 +242,7 @@ def train_command(found: Summary, name: str) -> str:
 
     Relative paths in options, and a workload that is a module, are found from there alone.
     """
-    workload = found.study.setting("workload", "name") or Path(found.workload).stem
-    folder, file = Path(_recorded_runs_dir(found), plain(workload), plain(found.id)), file_of(name)
+    folder, file = _recorded_folder(found), file_of(name)
     out = "" if name == "best" else f" --out {_quoted(folder / f'train-{Path(file).stem}')}"  # of each one of its own
     return f"python -m tuning train --from {_quoted(folder / file)}{out}"
 
@@ -266,8 +263,10 @@ def _differs(found: Summary, name: str) -> bool:
     return found.best is not None and bool(fmt.apart(found.best.config, found.named[name].config, found.table))
 
 
-def _recorded_runs_dir(found: Summary) -> str:
-    return plain(found.study.setting("runs_dir") or "runs")
+def _recorded_folder(found: Summary) -> Path:
+    """Returns the run's folder, from where the study was started."""
+    workload = found.study.setting("workload", "name") or Path(found.workload).stem
+    return Path(plain(found.study.setting("runs_dir") or "runs"), plain(workload), plain(found.id))
 
 
 def disturbed(probes: Sequence[ProbeRecord]) -> str:
