@@ -59,12 +59,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("settings", nargs="*", metavar="key=value", help="as for python -m tuning.run")
     made.add_argument(
-        "--kernels",
-        choices=("auto", "cuda", "cpu"),
-        default="auto",
-        help="whose kernels are traced: cpu as a run that emulates a card here  [auto: the card's]",
-    )
-    made.add_argument(
         "--timeout", type=float, default=120.0, metavar="S", help="most seconds of tracing, 1 to 3600  [120]"
     )
     made.add_argument("--no-cache", action="store_true", help="trace again, and keep nothing")
@@ -86,7 +80,7 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
         if not config.workload.is_packaged:
             config = _with_own(config, file.declared(config.workload.ref))
     choose_devices(config)
-    about = question(config, asked.kernels, nvml.gpus())
+    about = question(config, nvml.gpus())
     cache = None if asked.no_cache else default_cache()
     limit_s: float = asked.timeout
     ask = functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=cache)

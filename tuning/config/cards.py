@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -134,23 +134,3 @@ def honoured(
     reasons = {n: reason for n, v in values.items() if (reason := refusal(table[n], v, card)) is not None}
     sentences = [f"{label}.{n}={word(values[n])} is left out: {reason}" for n, reason in reasons.items()]
     return {n: v for n, v in values.items() if n not in reasons}, sentences
-
-
-def lacking(card: Card, dropped: Sequence[str], table: KnobTable) -> tuple[dict[str, dict[str, list[str]]], list[str]]:
-    """Returns what is missing here of what was dropped, and the sentences that are about something else.
-
-    The names of the knobs are grouped by what is needed ("a CUDA device"), then by section ("knobs", "named.after").
-    """
-    missing: dict[str, dict[str, list[str]]] = {}
-    others = []
-    for sentence in dropped:
-        key, _, rest = sentence.partition("=")
-        (section, _, name), value = key.rpartition("."), rest.partition(" is left out: ")[0]
-        rules = table[name].rules if name in table else ()
-        lacks = (r.needs for r in rules for v in r.values if word(v) == value and r.why_not(card, v) is not None)
-        needs = next(lacks, "")
-        if needs:
-            missing.setdefault(needs, {}).setdefault(section, []).append(name)
-        else:
-            others.append(sentence)
-    return missing, others

@@ -135,7 +135,7 @@ def with_cuda_knobs(config: StudyConfig) -> StudyConfig:
     if "compile" in added and (probes_s < COMPILED_PROBES_S or (limit_s is not None and limit_s < COMPILED_S)):
         del added["compile"]
         said = "it takes a minute or so for each model; budget=full has it, from search.max_time=15m on"
-        dropped.append(f"knobs.compile is left out: {said}")
+        dropped.append(f"knobs.compile is not searched: {said}")
     raw = {**config.space.as_raw(), **added}
     dropped += drop_idle(raw, origins, table)
     update = {"space": parse_space(raw, origins, table), "origins": origins, "dropped": dropped}

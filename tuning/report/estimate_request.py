@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 from trainables.knob_columns import refusal
 from trainables.knobs import KnobTable, Scalar
@@ -54,12 +54,11 @@ class Question:
     card_typed: str = ""
 
 
-def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus: Sequence[Gpu]) -> Question:
+def question(config: StudyConfig, gpus: Sequence[Gpu]) -> Question:
     """Returns what a configuration asks of a card, which may not be among `gpus`, or of this machine's CPU."""
     card = _found(config.card, gpus)
-    own: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
-    config = on_card(with_cuda_knobs(config) if own == "cuda" else config, card)
-    whose = own if kernels == "auto" else kernels
+    kernels: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
+    config = on_card(with_cuda_knobs(config) if kernels == "cuda" else config, card)
     base, searched = _representative(config.space)
     read = tuple(sorted({*config.space.parameters, *config.space.fixed}))
     several = config.space.parameters.keys()
@@ -77,7 +76,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
         card=card.name,
         memory_bytes=card.memory_bytes,
         usable_bytes=card.cap_bytes,
-        kernels=whose,
+        kernels=kernels,
         capability=card.capability or CAPABILITY,
         read=read,
         searched={n: values for n, values in searched.items() if n not in axes},

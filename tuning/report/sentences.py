@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tuning.config.cards import HERE, lacking
+from tuning.config.cards import HERE
 from tuning.config.choices import BEFORE, PLAIN, available
 from tuning.config.lenient import finite
 from tuning.config.schema import StudyConfig
@@ -31,16 +31,11 @@ from tuning.stats.uncertainty import Gain, Quality
 
 
 def left_out(config: StudyConfig) -> list[str]:
-    """Returns what of the space and of the named configurations is left out, by what it needs."""
-    missing, others = lacking(config.card, config.dropped, config.space.table)
-    found = []
-    for needs, by_place in missing.items():
-        if names := list(dict.fromkeys(by_place.get("knobs", ()))):
-            found.append(f"left out, as {needs} is needed: {', '.join(names)}; -v lists why")
-        for place, own in by_place.items():
-            if place != "knobs":
-                found.append(f"{place.partition('.')[2]} is measured without {', '.join(own)}: {needs} is needed")
-    return found + others
+    """Returns what of the space and of the named configurations is left out, and what else was changed."""
+    parts = [text.partition(" is left out: ") for text in config.dropped]
+    keys = dict.fromkeys(key.partition("=")[0].removeprefix("knobs.") for key, left, _ in parts if left)
+    others = [text for text, left, _ in parts if not left]
+    return [f"left out here: {', '.join(keys)}; -v lists why"] * bool(keys) + others
 
 
 STEEP_FRAC = 0.6

@@ -37,11 +37,11 @@ GIB = 2**30
 LOOP = ROOT / "tests" / "data" / "plain_loop.py"
 
 
-def of(settings: str, kernels: Any = "auto", gpus: tuple[Gpu, ...] = ()) -> Question:
+def of(settings: str, gpus: tuple[Gpu, ...] = ()) -> Question:
     config = load(settings.split(), Here().table)
     if config.workload.ref not in available("workload"):
         config = with_declared(config, declared(config.workload.ref))
-    return question(config, kernels, gpus)
+    return question(config, gpus)
 
 
 def formula(request: Request, width_mib: int = 16) -> Prediction:
@@ -107,13 +107,12 @@ def test_what_is_asked_has_its_list() -> None:
     """Pascal has no bf16, signals no adapter; a card given by its memory has a context, which is taken off."""
     lines = []
     for settings, gpus in ASKED:
-        about = of(settings, gpus=gpus)
+        about = of(settings, gpus)
         usable = "all of it" if about.usable_bytes is None else f"{about.usable_bytes / GIB:.2f} GiB"
         rows = ["/".join(map(str, row.values())) for row in about.couplings]
         lines += [f"{settings}{' beside an L4' * bool(gpus)}", f"  {about.card}: {usable}, {about.kernels} kernels"]
         lines += [f"  micro-batches {about.micro_batches}", f"  {', '.join(rows)}"]
     check("estimate_asked", "\n".join(lines))
-    assert of("workload=nli card=rtx4060", "cpu").kernels == "cpu"
     with pytest.raises(ConfigError, match="leaves nothing beside a CUDA context"):
         of("workload=nli card.memory_gib=0.5")
 
@@ -148,7 +147,7 @@ def test_only_the_cards_that_a_study_would_use_are_looked_at(monkeypatch: pytest
 
 
 def test_a_workload_of_ours_is_asked_without_torch() -> None:
-    text = "import sys; from tuning.cli import estimate as e; e.question(e.load(['workload=nli']), 'cpu', ()); "
+    text = "import sys; from tuning.cli import estimate as e; e.question(e.load(['workload=nli']), ()); "
     asked = [sys.executable, "-c", text + "print('torch' in sys.modules)"]
     assert subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "False"
 
@@ -247,7 +246,6 @@ def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) ->
     [
         ("workload=nope", "there is no such workload"),
         (f"workload={LOOP} card=rtx4060", "its memory cannot be predicted"),
-        ("workload=nli --kernels tpu", "invalid choice"),
         ("workload=nli --timeout nan", "--timeout nan"),
     ],
 )

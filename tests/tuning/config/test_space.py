@@ -49,7 +49,6 @@ def test_int_knob_makes_its_range_whole_and_float_knob_takes_whole_numbers():
         ("learning_rate", {"low": 0.1}, "high is missing"),
         ("learning_rate", {"low": 0.1, "hihg": 1}, "did you mean high"),
         ("learning_rate", {"low": 0.1, "high": 1, "log": 1}, "log is 1"),
-        ("dropout", {"low": 0.1, "high": 0.5, "integer": True}, "must be whole"),
         ("adapter", {"low": 1, "high": 2}, "a range of str"),
         ("batch_size", [1, [2]], r"\[2\] in \[1,\[2\]\] is not allowed"),
         ("batch_size", list(range(1, 10_002)), "lists 10001 values"),
@@ -92,7 +91,7 @@ def test_completing_a_completed_point_changes_nothing(data):
 
 
 def test_raw_form_reads_back_as_the_same_space():
-    raw = {**SYSTEM, "weight_decay": {"low": 0, "high": 1, "integer": True}, "learning_rate": {"low": 1e-4, "high": 1}}
+    raw = {**SYSTEM, "weight_decay": {"low": 0, "high": 1}, "learning_rate": {"low": 1e-4, "high": 1}}
     space = Space.parse(raw, EVERY)
     assert Space.parse(space.as_raw(), EVERY) == space
 
