@@ -175,7 +175,7 @@ def test_any_command_line_is_a_configuration_or_one_short_error(argv):
 
 
 @pytest.mark.parametrize("typed", ["1e-4..1e-2", "1e-4-1e-2", "0.0001 to 0.01"])
-def test_a_range_typed_as_people_write_it_has_the_syntax_in_its_error(typed: str) -> None:
+def test_a_range_typed_as_people_write_it_has_the_syntax_in_its_error(typed):
     with pytest.raises(ConfigError) as raised:
         load([f"knobs.learning_rate={typed}"])
     remedy = raised.value.remedy
@@ -183,14 +183,14 @@ def test_a_range_typed_as_people_write_it_has_the_syntax_in_its_error(typed: str
     assert load([remedy.split("'")[1]]).space.parameters["learning_rate"].low == 1e-4
 
 
-def test_a_card_that_is_not_listed_has_a_way_on_that_works() -> None:
+def test_a_card_that_is_not_listed_has_a_way_on_that_works():
     with pytest.raises(ConfigError, match=r"card=rtx5090: there is no such card") as raised:
         load(["card=rtx5090"])
     assert "card=auto card.memory_gib=32" in raised.value.remedy
     assert load(["card=auto", "card.memory_gib=32"]).card.memory_bytes == 32 * 2**30
 
 
-def test_few_seconds_without_a_unit_are_said_to_be_seconds() -> None:
+def test_few_seconds_without_a_unit_are_said_to_be_seconds():
     said = "search.max_time=4 is 4 seconds; 4 minutes are search.max_time=4m"
     assert load(["search.max_time=4"]).dropped[-1] == said
     assert said not in load(["search.max_time=4s"]).dropped

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,20 +62,14 @@ def tiny(request: Request) -> Prediction:
 
 
 def told(
-    settings: str,
-    capsys: pytest.CaptureFixture[str],
-    predict: Callable[[Request], Prediction] = formula,
-    code: int = 0,
+    settings: str, capsys: pytest.CaptureFixture[str], predict: Callable[[Request], Prediction] = formula, code: int = 0
 ) -> str:
     assert estimate.main(settings.split(), lambda requests: [predict(one) for one in requests]) == code
     return capsys.readouterr().out
 
 
 def answer(
-    settings: str,
-    capsys: pytest.CaptureFixture[str],
-    predict: Callable[[Request], Prediction] = formula,
-    code: int = 0,
+    settings: str, capsys: pytest.CaptureFixture[str], predict: Callable[[Request], Prediction] = formula, code: int = 0
 ) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(told(f"{settings} --json", capsys, predict, code))
     return found
@@ -103,7 +96,7 @@ ASKED: list[tuple[str, tuple[Gpu, ...]]] = [
 ]
 
 
-def test_what_is_asked_has_its_list() -> None:
+def test_what_is_asked_has_its_list():
     """Pascal has no bf16, signals no adapter; a card given by its memory has a context, which is taken off."""
     lines = []
     for settings, gpus in ASKED:
@@ -117,7 +110,7 @@ def test_what_is_asked_has_its_list() -> None:
         of("workload=nli card.memory_gib=0.5")
 
 
-def test_what_a_search_varies_is_taken_at_its_largest_or_first() -> None:
+def test_what_a_search_varies_is_taken_at_its_largest_or_first():
     about = of("workload=temporal card=rtx4060")
     assert (about.knobs["architecture"], about.knobs["hidden_size"], about.knobs["dropout"]) == ("lstm", 128, 0.5)
     assert about.searched["architecture"] == ("transformer", "mlp")
@@ -127,9 +120,7 @@ def test_what_a_search_varies_is_taken_at_its_largest_or_first() -> None:
 
 @pytest.mark.parametrize("settings", ["", "card.memory_gib=8", "card.reserve_gib=2"])
 @pytest.mark.parametrize("held", [(0, 0), (5, 16), (30, 0)])
-def test_a_card_that_is_here_leaves_what_a_study_would_get(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: str, held: tuple[int, int]
-) -> None:
+def test_a_card_that_is_here_leaves_what_a_study_would_get(monkeypatch, tmp_path, settings, held):
     gpus = [Gpu("NVIDIA L4", 22 * GIB, gib * GIB, (8, 9)) for gib in held]
     monkeypatch.setattr(nvml, "gpus", lambda: gpus)
     config = setup.prepare_config(load(["workload=nli", f"runs_dir={tmp_path / 'runs'}", *settings.split()]))[1]
@@ -140,19 +131,19 @@ def test_a_card_that_is_here_leaves_what_a_study_would_get(
     assert (found.usable_bytes, found.kernels, found.capability) == (of_study, "cuda", (8, 9))
 
 
-def test_only_the_cards_that_a_study_would_use_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_cards_that_a_study_would_use_are_looked_at(monkeypatch):
     monkeypatch.setattr(nvml, "_visible_before", [])
     with pytest.raises(ConfigError, match="devices=7: 7 is no card here"):
         estimate.main(["workload=nli", "devices=7"])
 
 
-def test_a_workload_of_ours_is_asked_without_torch() -> None:
+def test_a_workload_of_ours_is_asked_without_torch():
     text = "import sys; from tuning.cli import estimate as e; e.question(e.load(['workload=nli']), ()); "
     asked = [sys.executable, "-c", text + "print('torch' in sys.modules)"]
     assert subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "False"
 
 
-def test_a_workload_of_ones_own_is_what_its_file_says(tmp_path: Path) -> None:
+def test_a_workload_of_ones_own_is_what_its_file_says(tmp_path):
     about = of(f"workload={MINE} card=rtx4060 workload.hidden=64")
     assert (about.micro_batches, about.options) == ((8, 16, 64), {"hidden": 64, "noise": 0.15})
     mine = tmp_path / "computed.py"
@@ -180,16 +171,14 @@ def test_a_workload_of_ones_own_is_what_its_file_says(tmp_path: Path) -> None:
         ("base_dtypes", "workload=nli card=rtx4060 knobs.amp_dtype=bf16 knobs.base_dtype=[fp32,bf16,nf4]", formula),
     ],
 )
-def test_an_answer_has_its_screen(
-    name: str, settings: str, predict: Callable[[Request], Prediction], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_has_its_screen(name, settings, predict, capsys):
     text = told(settings, capsys, predict)
     check(f"estimate_{name}", text)
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
 
 
-def test_rows_say_what_fits_and_the_largest_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_say_what_fits_and_the_largest_that_does(capsys):
     found = answer("workload=nli card=rtx4060", capsys)
     for row in found["rows"]:
         assert row["largest"] == row["largest_cell"]["micro_batch"]
@@ -200,18 +189,18 @@ def test_rows_say_what_fits_and_the_largest_that_does(capsys: pytest.CaptureFixt
             assert c["share_frac"] == pytest.approx(c["needed_bytes"] / found["card"]["usable_bytes"])
 
 
-def test_options_may_stand_between_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_may_stand_between_settings(capsys):
     assert answer("workload=nli --timeout 300 card=rtx4060", capsys)["card"]["name"] == "rtx4060"
 
 
-def test_where_nothing_fits_there_are_remedies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_fits_there_are_remedies(capsys):
     found = answer("workload=nli card=rtx4060", capsys, wide)
     assert [(one["knobs"], one["verdict"]) for one in found["remedies"]] == [({"adapter": "lora"}, "fits")]
     asked = told("workload=nli card=rtx4060 knobs.micro_batch_size=64 knobs.amp_dtype=fp32", capsys)
     assert "these fit:\n  knobs.micro_batch_size=12: " in asked
 
 
-def test_checkpointing_that_recomputes_nothing_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpointing_that_recomputes_nothing_has_no_rows(capsys):
     def flat(request: Request) -> Prediction:
         found = formula(replace(request, knobs={**request.knobs, "activation_checkpointing": False}))
         if request.knobs["activation_checkpointing"]:  # what dies at once may do so in any order
@@ -234,7 +223,7 @@ def test_checkpointing_that_recomputes_nothing_has_no_rows(capsys: pytest.Captur
     assert told("workload=nli card=rtx4060", capsys, flat).count("no ModuleList") == 1
 
 
-def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_predicted_is_said(capsys):
     never = Prediction("none", ("aten::nonzero has a shape that depends on data",), ())
     asked = "workload=nli card=auto card.memory_gib=6"
     check("estimate_unknown", told(asked, capsys, lambda _: never, code=1))
@@ -249,7 +238,7 @@ def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) ->
         ("workload=nli --timeout nan", "--timeout nan"),
     ],
 )
-def test_bad_input_is_one_clear_error(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_clear_error(arguments, says, capsys):
     assert tuning_main.main(["estimate", *arguments.split()]) == 2
     said = capsys.readouterr()
     assert says in said.err
@@ -257,7 +246,7 @@ def test_bad_input_is_one_clear_error(arguments: str, says: str, capsys: pytest.
     assert not said.out
 
 
-def test_what_the_workload_refuses_is_a_wrong_command_line() -> None:
+def test_what_the_workload_refuses_is_a_wrong_command_line():
     said = "DataError: workload.data=/nowhere is not there; allowed: a file"
     with pytest.raises(ConfigError, match="data=/nowhere is not there") as raised:
         estimate.main(
@@ -268,7 +257,7 @@ def test_what_the_workload_refuses_is_a_wrong_command_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["x = (", "a = 1\n", "\x00"])
-def test_a_file_that_is_no_workload_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_workload_is_refused(text, tmp_path, capsys):
     mine = tmp_path / "own.py"
     mine.write_text(text)
     assert tuning_main.main(["estimate", f"workload={mine}"]) == 2

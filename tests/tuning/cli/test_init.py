@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ from tuning.cli.init import FILES
 EXAMPLES = ROOT / "tuning" / "examples"
 
 
-def test_every_example_is_written_and_the_next_commands_are_ones_that_a_shell_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_example_is_written_and_the_next_commands_are_ones_that_a_shell_takes(tmp_path, capsys):
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(FILES)
     folder = tmp_path / "my own" / "first"
     assert __main__.main(["init", str(folder)]) == 0
@@ -28,9 +25,7 @@ def test_every_example_is_written_and_the_next_commands_are_ones_that_a_shell_ta
 
 
 @pytest.mark.parametrize("taken", FILES)
-def test_what_is_there_stays_and_nothing_is_written(
-    taken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_there_stays_and_nothing_is_written(taken, tmp_path, capsys):
     (tmp_path / taken).write_text("mine")
     assert __main__.main(["init", str(tmp_path)]) == 2
     assert [path.name for path in tmp_path.iterdir()] == [taken]
@@ -42,7 +37,7 @@ def test_what_is_there_stays_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(("name", "why"), [("taken", "it is a file"), ("x" * 300, "File name too long")])
-def test_what_can_be_no_folder_is_one_error(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_can_be_no_folder_is_one_error(name, why, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
     assert __main__.main(["init", str(tmp_path / name)]) == 2
     assert f"cannot be written: {why}" in capsys.readouterr().err

@@ -60,7 +60,7 @@ WHOLE = Path(__file__).parents[2] / "data" / "mine_best.yaml"
 
 
 @pytest.fixture
-def best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def best(tmp_path, monkeypatch):
     """A best.yaml of 32 optimiser steps with its workload's file beside it, in a folder with a space in its name."""
     folder = tmp_path / "a run"
     folder.mkdir()
@@ -89,7 +89,7 @@ def result(folder: str) -> dict[str, object]:
     return {name: found[name] for name in ("samples", "values", "model_sha256")}
 
 
-def test_knobs_at_their_defaults_are_not_said_to_be_dishonoured(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_knobs_at_their_defaults_are_not_said_to_be_dishonoured(best, capsys):
     edit(best, "knobs", "channels_last", True)
     assert train(best) == 0
     notes = [line for line in " ".join(capsys.readouterr().err.split()).split("note: ") if "was asked" in line]
@@ -97,14 +97,7 @@ def test_knobs_at_their_defaults_are_not_said_to_be_dishonoured(best: Path, caps
 
 
 @pytest.mark.parametrize(("signum", "code", "step"), [(signal.SIGINT, 130, 7), (signal.SIGTERM, 143, STEPS)])
-def test_a_signal_saves_a_checkpoint_and_the_printed_command_goes_on(
-    best: Path,
-    signum: signal.Signals,
-    code: int,
-    step: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_signal_saves_a_checkpoint_and_the_printed_command_goes_on(best, signum, code, step, monkeypatch, capsys):
     before = signal.getsignal(signum)
     monkeypatch.setenv("SIGNAL_AT", f"loss {step} {int(signum)}")
     assert train(best, "--out", "my out", "--seed", "3") == code
@@ -128,7 +121,7 @@ READING = """self.heard("model")
         argparse.ArgumentParser().parse_args()"""
 
 
-def test_code_that_reads_a_command_line_finds_an_empty_one(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_reads_a_command_line_finds_an_empty_one(best, monkeypatch):
     (best.parent / "signalling.py").write_text(SIGNALLING.replace('self.heard("model")', READING), encoding="utf-8")
     ours = ["tuning", "train", "--from", str(best)]
     monkeypatch.setattr(sys, "argv", ours)
@@ -136,15 +129,13 @@ def test_code_that_reads_a_command_line_finds_an_empty_one(best: Path, monkeypat
     assert sys.argv == ours
 
 
-def test_a_signal_during_the_last_evaluation_lets_it_end(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_the_last_evaluation_lets_it_end(best, monkeypatch):
     monkeypatch.setenv("SIGNAL_AT", f"evaluate 1 {int(signal.SIGTERM)}")
     assert train(best, "--out", "out") == 0
     assert result("out")["samples"] == 2048
 
 
-def test_a_signal_before_the_first_step_leaves_no_folder(
-    best: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_before_the_first_step_leaves_no_folder(best, monkeypatch, capsys):
     monkeypatch.setenv("SIGNAL_AT", f"model 1 {int(signal.SIGINT)}")
     assert train(best, "--out", "some/out") == 130
     said, go_on = capsys.readouterr().err.splitlines()[-2:]
@@ -171,14 +162,7 @@ def test_a_signal_before_the_first_step_leaves_no_folder(
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_a_bad_argument_is_one_error_with_code_2_and_writes_nothing(
-    best: Path,
-    arguments: list[str],
-    says: str,
-    remedy: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_bad_argument_is_one_error_with_code_2_and_writes_nothing(best, arguments, says, remedy, monkeypatch, capsys):
     monkeypatch.setattr(nvml, "gpus", list)
     Path("file").write_text("mine", encoding="utf-8")
     before = sorted(Path().rglob("*"))
@@ -196,7 +180,7 @@ def test_a_bad_argument_is_one_error_with_code_2_and_writes_nothing(
     ("named", "says"),
     [([], "no configuration was named"), (["other"], "other: no run of this id in runs"), (["last"], "runs/mine/one")],
 )
-def test_run_is_trained_by_its_id(best: Path, named: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_is_trained_by_its_id(best, named, says, capsys):
     folder = Path("runs/mine/one")
     folder.mkdir(parents=True)
     (folder / "trials.jsonl").touch()
@@ -216,9 +200,7 @@ def test_run_is_trained_by_its_id(best: Path, named: list[str], says: str, capsy
         ("my.moons", {}, "try: type it where the study was started"),
     ],
 )
-def test_a_workload_edited_by_hand_is_checked(
-    best: Path, ref: str, options: dict[str, object], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workload_edited_by_hand_is_checked(best, ref, options, says, capsys):
     if ref:
         edit(best, "workload", "ref", ref)
     edit(best, "workload", "options", options)
@@ -227,7 +209,7 @@ def test_a_workload_edited_by_hand_is_checked(
     assert not Path("out").exists()
 
 
-def test_an_option_of_the_workload_may_be_typed(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_of_the_workload_may_be_typed(best, capsys):
     assert train(best, "workload.hiden=8", "--out", "out") == 2
     assert "did you mean workload.hidden?" in capsys.readouterr().err
     assert train(best, "knobs.batch_size=8", "--out", "out") == 2
@@ -237,7 +219,7 @@ def test_an_option_of_the_workload_may_be_typed(best: Path, capsys: pytest.Captu
     assert load_file("out/model.safetensors")["0.weight"].shape == (8, 2)
 
 
-def test_a_folder_has_one_training_at_a_time(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_has_one_training_at_a_time(best, capsys):
     Path("out").mkdir()
     other = os.open("out", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
@@ -264,9 +246,7 @@ WORKLOAD"""
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_an_optimizer_that_no_checkpoint_holds_trains_without(
-    best: Path, interrupted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_optimizer_that_no_checkpoint_holds_trains_without(best, interrupted, monkeypatch, capsys):
     file = best.parent / "signalling.py"
     file.write_text(file.read_text(encoding="utf-8").replace("\nWORKLOAD", KEEPING))
     if interrupted:
@@ -291,9 +271,7 @@ OOM = "raise __import__('torch').OutOfMemoryError('CUDA out of memory')"
         ("model", "return {}['no such key']", 1, "error: signalling.py raised KeyError: 'no such key'"),
     ],
 )
-def test_what_fails_is_one_error_with_its_remedy(
-    hook: str, line: str, code: int, said: str, best: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fails_is_one_error_with_its_remedy(hook, line, code, said, best, capsys):
     file = best.parent / "signalling.py"
     text = file.read_text(encoding="utf-8")
     file.write_text(re.sub(rf"(    def {hook}\(.*:\n)", rf"\1        {line}\n", text), encoding="utf-8")
@@ -304,9 +282,7 @@ def test_what_fails_is_one_error_with_its_remedy(
     assert "Traceback" not in err
 
 
-def test_a_finished_or_unfinished_folder_is_not_overwritten_unasked(
-    best: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_or_unfinished_folder_is_not_overwritten_unasked(best, monkeypatch, capsys):
     assert train(best, "--out", "out") == 0
     whole = result("out")
     assert train(best, "--out", "out") == 2
@@ -322,16 +298,14 @@ def test_a_finished_or_unfinished_folder_is_not_overwritten_unasked(
     assert result("out") == whole
 
 
-def test_what_their_code_prints_is_no_part_of_the_json(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_their_code_prints_is_no_part_of_the_json(best, capsys):
     assert __main__.main(["train", "--from", str(best), "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["samples"] > 0
     assert "loss is called" in err
 
 
-def test_a_workload_that_was_moved_is_named_where_it_is_now_and_what_has_changed_is_said(
-    best: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workload_that_was_moved_is_named_where_it_is_now_and_what_has_changed_is_said(best, capsys):
     file = best.parent / "signalling.py"
     edit(best, "provenance", "workload_sha256", source_hash(load(str(file))))
     file.rename("moved.py")
@@ -359,9 +333,7 @@ Signalling.dataset = lambda self, config, split: Cropped(Plain(self, config, spl
 
 
 @pytest.mark.parametrize("change", ["code", "data", "device", "nothing", "code, and an older checkpoint", "crops"])
-def test_a_checkpoint_of_other_code_data_or_device_is_said(
-    best: Path, change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_of_other_code_data_or_device_is_said(best, change, monkeypatch, capsys):
     path, kept = best.parent / "signalling.py", Path("out", "checkpoint.json")
     text = SIGNALLING.replace('config.options.get("count", 1024)', 'int(os.environ.get("COUNT", "1024"))')
     text = f"import torch{text}{CROPPING}" if change == "crops" else text
@@ -407,7 +379,7 @@ OBJECTIVES = {"error": "min"}
 
 
 @pytest.fixture
-def own(best: Path) -> Path:
+def own(best):
     """A best.yaml of a loop of one's own, whose passes have 64 samples."""
     (best.parent / "own.py").write_text(OWN, encoding="utf-8")
     body = yaml.safe_load(best.read_text(encoding="utf-8"))
@@ -418,14 +390,12 @@ def own(best: Path) -> Path:
     return best
 
 
-def test_what_is_remarked_upon_in_a_loop_of_ones_own_is_a_note(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_remarked_upon_in_a_loop_of_ones_own_is_a_note(own, capsys):
     assert train(own, "--samples", "64") == 0
     assert "note: the run was over before" in capsys.readouterr().err
 
 
-def test_a_loop_of_ones_own_trains_for_passes_or_one_where_nothing_says_how_long(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_of_ones_own_trains_for_passes_or_one_where_nothing_says_how_long(own, capsys):
     assert train(own, "--epochs", "2.5", "--out", "out") == 0
     assert result("out")["samples"] == 160
     assert train(own, "--epochs", "1e-6") == 2
