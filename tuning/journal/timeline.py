@@ -21,7 +21,6 @@ from tuning.journal.events import (
     TrialRecord,
     WindowRecord,
 )
-from tuning.journal.run import unix_s
 
 Activity = Literal["training", "probing", "confirming", "startup", "waiting"]
 _PRIORITY: tuple[Activity, ...] = ("training", "probing", "confirming", "startup")
@@ -67,25 +66,17 @@ def times(events: Sequence[Event]) -> Times:
 
 
 def _steps(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
-    """Returns the first step and the end of the last evaluation of each trial that had any, by its record's number.
+    """Returns the first step and the end of each trial that had a step, by its record's number.
 
-    A worker stamps them by the clock, which may have been set since, or be another machine's: what cannot be is put
-    right by `train_s` and `evaluate_s`, which no clock changes, and by when the trial began and was written.
+    It trained and was evaluated until its record was written, by durations: clocks of machines differ, and are set.
     """
     begun: dict[str, float] = {}
     steps: dict[int, tuple[float, float]] = {}
     for event in events:
         if isinstance(event, StartRecord):
             begun[event.trial] = event.at_s
-        if not isinstance(event, TrialRecord) or not event.first_step_at:
-            continue
-        room = max(0.0, event.at_s - begun.get(event.trial, 0.0))
-        worked = event.train_s + event.evaluate_s
-        span = max(event.last_step_at - event.first_step_at, worked)
-        span = span if span <= room else min(worked, room)
-        late = unix_s(event.t) - event.first_step_at - span
-        late = late if 0 <= late <= room - span + 1e-6 else 0.0
-        steps[event.seq] = event.at_s - late - span, event.at_s - late
+        elif isinstance(event, TrialRecord) and (worked_s := event.train_s + event.evaluate_s):
+            steps[event.seq] = max(event.at_s - worked_s, begun.get(event.trial, 0.0)), event.at_s
     return steps
 
 

@@ -128,7 +128,7 @@ def test_a_run_sums_up_wherever_it_is_cut_off(records):
 
 @pytest.mark.parametrize("junk", [None, "nonsense", [], {"accuracy": "high"}, float("nan"), True])
 def test_a_damaged_record_still_sums_up(records, junk):
-    keys = ("values", "samples_per_s", "config", "seed", "peak_allocated_bytes", "wall_s", "first_step_at")
+    keys = ("values", "samples_per_s", "config", "seed", "peak_allocated_bytes", "wall_s", "train_s")
     found = of([changed(r, **{k: junk for k in keys if k in r.fields}) for r in records])
     assert (found.best.quality, found.gains) == ({}, ())
 
