@@ -50,9 +50,8 @@ def main(argv: Sequence[str]) -> int:
     if not 2 <= asked.rounds <= 100:
         raise ConfigError(f"--rounds {asked.rounds}", allowed="2 to 100", remedy="--rounds 5")
     if not 0 < asked.window <= 600:
-        raise ConfigError(
-            f"--window {asked.window:g}", allowed="more than 0 and at most 600 seconds", remedy="--window 1"
-        )
+        what = f"--window {asked.window:g}"
+        raise ConfigError(what, allowed="more than 0 and at most 600 seconds", remedy="--window 1")
     folder = find_run(asked.runs_dir, asked.id)
     if any(writer_of(folder / name) is not None for name in (JOURNAL, ABLATION)):
         raise ConfigError(f"run {folder.name} goes on: both would be measured beside each other", remedy="wait for it")
@@ -116,9 +115,8 @@ def _setting(folder: Path, run: History) -> WorkerConfig:
     if device == "cuda":
         nvml.choose(study.setting("devices") or "all")
     if device == "cuda" and not nvml.gpus():
-        raise ConfigError(
-            f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
-        )
+        what = f"run {folder.name} was made on a CUDA device, and there is none here"
+        raise ConfigError(what, remedy="ablate it there")
     cap_bytes = study.cap_bytes if study.card.get("virtual") else None
     ref, ranks = study.setting("workload", "ref"), int(study.setting("devices_per_trial") or 1)
     threads = max(1, machine.threads() // ranks)
@@ -131,7 +129,6 @@ def _only(changes: list[Change], names: str) -> list[Change]:
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     known = {name for one in changes for name in one.knobs}
     for name in sorted(wanted - known):
-        raise ConfigError(
-            f"--only {name}: the best does not differ from before in it", allowed=", ".join(sorted(known))
-        )
+        what = f"--only {name}: the best does not differ from before in it"
+        raise ConfigError(what, allowed=", ".join(sorted(known)))
     return [one for one in changes if not wanted or wanted & set(one.knobs)]

@@ -99,10 +99,9 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
 def _with_own(config: StudyConfig, declared: Declared) -> StudyConfig:
     ref = config.workload.ref
     if declared.has_loop:
-        raise ConfigError(
-            f"workload={ref} has a loop of its own: its memory cannot be predicted, and nothing was measured",
-            remedy=f"python -m tuning.run workload={ref} search.trials=0, which measures it in probes",
-        )
+        what = f"workload={ref} has a loop of its own: its memory cannot be predicted, and nothing was measured"
+        remedy = f"python -m tuning.run workload={ref} search.trials=0, which measures it in probes"
+        raise ConfigError(what, remedy=remedy)
     return with_declared(config, declared)
 
 

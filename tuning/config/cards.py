@@ -73,11 +73,9 @@ class Card:
         reserve_bytes, gib = self.reserve_bytes or CONTEXT_BYTES, f"{self.memory_bytes / GIB_BYTES:g}"
         if reserve_bytes >= self.memory_bytes:
             least = f"{CONTEXT_BYTES / GIB_BYTES:.2f}"
-            raise ConfigError(
-                f"card=auto card.memory_gib={gib} leaves nothing beside a CUDA context, which takes {least}",
-                allowed=f"more than {least}",
-                remedy=f"card=cpu card.memory_gib={gib}, which holds this machine's own processor to it",
-            )
+            what = f"card=auto card.memory_gib={gib} leaves nothing beside a CUDA context, which takes {least}"
+            remedy = f"card=cpu card.memory_gib={gib}, which holds this machine's own processor to it"
+            raise ConfigError(what, allowed=f"more than {least}", remedy=remedy)
         return replace(self, name=f"unlisted-{gib}-gib", reserve_bytes=reserve_bytes)
 
 

@@ -41,11 +41,9 @@ def parse_tree(
     `origins` has the source of each dotted key, `defaults` its value without the command line.
     """
     if taken := [name for name in tree["named"] if name in TAKEN]:
-        raise ConfigError(
-            f"named.{taken[0]}: that is the name of something else in a run",
-            allowed=f"any other than {', '.join(TAKEN)}",
-            remedy=f"named.mine in place of named.{taken[0]}",
-        )
+        what = f"named.{taken[0]}: that is the name of something else in a run"
+        remedy = f"named.mine in place of named.{taken[0]}"
+        raise ConfigError(what, allowed=f"any other than {', '.join(TAKEN)}", remedy=remedy)
     raw = {
         **{key: value for key, value in tree.items() if key != "knobs"},
         "card": validated(CardSection, tree["card"], "card", origins, defaults).card(),
@@ -86,9 +84,8 @@ def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
     origins, dropped, argv = tree.pop("origins", {}), tree.pop("dropped", []), tree.pop("overrides", [])
     for key in ("card", "knobs", "named"):
         if not isinstance(tree.get(key), Mapping):
-            raise ConfigError(
-                f"{key}={tree.get(key)!r} in a recorded configuration is no mapping", remedy="start a new run"
-            )
+            what = f"{key}={tree.get(key)!r} in a recorded configuration is no mapping"
+            raise ConfigError(what, remedy="start a new run")
     return parse_tree(tree, origins, dropped, tuple(argv), {}, table)
 
 
@@ -147,10 +144,8 @@ def drop_idle(knobs: Tree, origins: Mapping[str, str], table: KnobTable) -> list
 def check_whole(space: Space, trials: int | str) -> None:
     """Raises ConfigError for a space with a knob that has no effect, or with nothing that `trials` could search."""
     for name in space.without_effect():
-        raise ConfigError(
-            f"knobs.{name}={shown(space.as_raw()[name])} has no effect: {space.unmet(name)}",
-            remedy=f"add {space.table.requiring[name].example}, or leave out knobs.{name}",
-        )
+        what = f"knobs.{name}={shown(space.as_raw()[name])} has no effect: {space.unmet(name)}"
+        raise ConfigError(what, remedy=f"add {space.table.requiring[name].example}, or leave out knobs.{name}")
     if not space.parameters and trials != 0:
         raise ConfigError(
             f"knobs: all {len(space.fixed)} have one value each, so there is nothing to search",
@@ -226,10 +221,8 @@ def parse_named(key: str, values: object, origins: Mapping[str, str], table: Kno
         with _located(f"{key}.{name}", origins, instead=("knobs.", f"{key}.")):
             parsed = parse_parameter(name, value, table)
             if not isinstance(parsed, bool | int | float | str) or isinstance(value, list):
-                raise ConfigError(
-                    f"{key}.{name}={shown(value)}: a named configuration has one value for each knob",
-                    remedy=f"{key}.{name}=<value>",
-                )
+                what = f"{key}.{name}={shown(value)}: a named configuration has one value for each knob"
+                raise ConfigError(what, remedy=f"{key}.{name}=<value>")
             config[name] = parsed
     return config
 
@@ -242,9 +235,8 @@ def _located(key: str, origins: Mapping[str, str], instead: tuple[str, str] = ("
     except ConfigError as error:
         origin = origins.get(key, COMMAND_LINE)
         where = "" if origin == COMMAND_LINE else f" ({origin})"
-        raise ConfigError(
-            error.what.replace(*instead) + where, allowed=error.allowed, remedy=error.remedy.replace(*instead)
-        ) from None
+        what = error.what.replace(*instead) + where
+        raise ConfigError(what, allowed=error.allowed, remedy=error.remedy.replace(*instead)) from None
 
 
 def _yaml_lines(tree: Mapping[str, Any], prefix: str, origins: Mapping[str, str]) -> Iterator[str]:

@@ -209,30 +209,24 @@ def _value(name: str, row: Knob, value: object, raw: object) -> Scalar:
         inside = "" if value is raw else f" in {shown(raw)}"
         typed = _is_number(row) and re.fullmatch(rf"({_TYPED_NUMBER}) ?(?:\.\.+|-|to) ?({_TYPED_NUMBER})", str(value))
         range_typed = f"'knobs.{name}={{low: {typed[1]}, high: {typed[2]}}}', a range" if typed else ""
-        raise ConfigError(
-            f"knobs.{name}: {shown(value)}{inside} is not allowed",
-            allowed=row.domain.describe(),
-            remedy=range_typed or (_range_example(name, row) if isinstance(raw, Mapping) else _example(name, row)),
-        ) from None
+        what = f"knobs.{name}: {shown(value)}{inside} is not allowed"
+        remedy = range_typed or (_range_example(name, row) if isinstance(raw, Mapping) else _example(name, row))
+        raise ConfigError(what, allowed=row.domain.describe(), remedy=remedy) from None
 
 
 def _choice(name: str, row: Knob, raw: list[object] | tuple[object, ...]) -> Scalar | Choice:
     if not raw:
         raise ConfigError(f"knobs.{name}=[] leaves nothing to choose from", remedy=_example(name, row))
     if len(raw) > MAX_CHOICES:
-        raise ConfigError(
-            f"knobs.{name} lists {len(raw)} values, starting {shown(raw[:3])}",
-            allowed=f"at most {MAX_CHOICES} choices",
-            remedy=f"give a range, such as {_range_example(name, row)}" if _is_number(row) else _example(name, row),
-        )
+        what = f"knobs.{name} lists {len(raw)} values, starting {shown(raw[:3])}"
+        remedy = f"give a range, such as {_range_example(name, row)}" if _is_number(row) else _example(name, row)
+        raise ConfigError(what, allowed=f"at most {MAX_CHOICES} choices", remedy=remedy)
     values = tuple(_value(name, row, value, raw) for value in raw)
     if len(set(values)) < len(values):
         twice = next(v for i, v in enumerate(values) if v in values[:i])
-        raise ConfigError(
-            f"knobs.{name}={shown(raw)}: {shown(twice)} is listed twice",
-            allowed="choices that all differ (1 and 1.0 are the same)",
-            remedy=f"knobs.{name}={shown(list(dict.fromkeys(values)))}",
-        )
+        what = f"knobs.{name}={shown(raw)}: {shown(twice)} is listed twice"
+        remedy = f"knobs.{name}={shown(list(dict.fromkeys(values)))}"
+        raise ConfigError(what, allowed="choices that all differ (1 and 1.0 are the same)", remedy=remedy)
     return values[0] if len(values) == 1 else Choice(values)
 
 
@@ -241,11 +235,8 @@ def _range(name: str, row: Knob, raw: Mapping[Any, object]) -> Scalar | Range:
     if not _is_number(row):
         raise ConfigError(f"{said}: a range of {domain.type.__name__}", remedy=_example(name, row))
     if values := domain.values:
-        raise ConfigError(
-            f"{said}: a range of a knob that has a list of values",
-            allowed=domain.describe(),
-            remedy=f"knobs.{name}={shown(list(values))}",
-        )
+        what = f"{said}: a range of a knob that has a list of values"
+        raise ConfigError(what, allowed=domain.describe(), remedy=f"knobs.{name}={shown(list(values))}")
     example = _range_example(name, row)
     for key in raw:
         if key not in _RANGE_KEYS:

@@ -35,10 +35,8 @@ def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
     """
     named = summary.named.get(name)
     if named is None:
-        raise NoUsableTrial(
-            f"run {summary.id} has no {name} configuration: nothing was measured yet",
-            remedy=f"python -m tuning.run resume={summary.id}",
-        )
+        what = f"run {summary.id} has no {name} configuration: nothing was measured yet"
+        raise NoUsableTrial(what, remedy=f"python -m tuning.run resume={summary.id}")
     body = _body(summary, named, datetime.now(UTC))
     whose = f"{WORDS.get(name, name)} configuration of run {plain(summary.id)}"
     head = f"# The {whose}; it trains as it stands, where the study was started:\n#   {train_command(summary, name)}\n"
