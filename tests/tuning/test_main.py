@@ -230,17 +230,13 @@ def test_each_best_is_compared_by_the_knobs_of_its_own_run_and_by_their_values(f
     assert shown == {"learning_rate": ["1.2341e-3", "1.2288e-3"], "depth": ["-", "4"]}
 
 
-def test_a_run_that_nobody_runs_cannot_be_stopped(runs_dir, capsys):
+@pytest.mark.parametrize(
+    ("writer", "says"), [(None, "is not running on this machine"), (IN_ANOTHER_CONTAINER, "is of another container")]
+)
+def test_a_run_that_nobody_here_runs_is_not_signalled(runs_dir, capsys, monkeypatch, writer, says):
+    monkeypatch.setattr(stop, "writer_of", lambda path: writer)
     code, _, err = answered(capsys, "stop", NEWEST, "--runs-dir", runs_dir)
-    assert code == 2
-    assert f"run {NEWEST} is not running on this machine" in err
-
-
-def test_a_run_of_another_container_is_not_signalled(runs_dir, capsys, monkeypatch):
-    monkeypatch.setattr(stop, "writer_of", lambda path: IN_ANOTHER_CONTAINER)
-    code, _, err = answered(capsys, "stop", NEWEST, "--runs-dir", runs_dir)
-    assert code == 2
-    assert "is of another container" in err
+    assert (code, f"run {NEWEST} {says}" in err) == (2, True)
 
 
 @pytest.mark.parametrize(("platform", "arguments"), [("win32", ["run", "workload=nli"]), ("darwin", ["doctor"])])

@@ -64,41 +64,6 @@ class QualityPart(_Part):
     method: str
 
 
-class TodayQualityPart(_Part):
-    """The objective, and that of what is trained today, in the mean over the same seeds (0: over others).
-
-    `half_width` is that of the 95 % interval of the mean difference.
-    """
-
-    mean: float
-    reference: float
-    difference: float
-    half_width: float | None = Field(ge=0)
-    seeds: int = Field(ge=0)
-    verdict: Literal["same", "better", "worse", "unknown"]
-
-
-class TodaySecondsPart(_Part):
-    """Seconds of training until today's final quality is reached, in the median over seeds; `missed` did not reach it.
-
-    `reference` is what the reference itself takes.
-    """
-
-    median: float | None = Field(ge=0)
-    reference: float | None = Field(ge=0)
-    seeds: int = Field(ge=1)
-    missed: int = Field(ge=0)
-
-
-class TodayPart(_Part):
-    """The configuration compared with the reference, which is what is trained today."""
-
-    reference: str
-    objective: str
-    quality: TodayQualityPart | None
-    seconds_to_it: TodaySecondsPart | None
-
-
 class MeasuredPart(_Part):
     """Measurements of the configuration, and the device they were made on."""
 
@@ -106,8 +71,8 @@ class MeasuredPart(_Part):
     quality: dict[str, QualityPart]
     samples: int | None = None
     """The mean samples of trainings that ended by themselves, None if none did."""
-    beside_today: TodayPart | None = None
-    """None for a configuration that is no answer, and in files of earlier versions."""
+    beside_today: dict[str, str | dict[str, float | str | None] | None] | None = None
+    """`reference`, `objective`, `quality` and `seconds_to_it` (`report.export`); None of what is no answer."""
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
     target: str = ""
@@ -116,15 +81,6 @@ class MeasuredPart(_Part):
     virtual: bool
     cap_bytes: int | None
     says: str
-
-
-class ComparedPart(_Part):
-    """How many times faster than a configuration named by hand."""
-
-    ratio: float = Field(gt=0)
-    low: float | None = Field(ge=0)
-    high: float | None = Field(ge=0)
-    rounds: int = Field(ge=0)
 
 
 class ProvenancePart(_Part):
@@ -151,7 +107,8 @@ class BestFile(_Part):
     knobs: dict[str, Scalar]
     train: TrainPart
     measured: MeasuredPart
-    compared: dict[str, ComparedPart]
+    compared: dict[str, dict[str, float | None]]
+    """By name: how many times as fast, `ratio`, with its interval, `low` and `high`, from so many `rounds`."""
     provenance: ProvenancePart
     sha256: str
 

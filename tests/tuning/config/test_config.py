@@ -15,7 +15,6 @@ from tuning.config.complete import Declared, Machine, complete, with_declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import from_resolved, option_fault, resolved, write_resolved
-from tuning.config.shareable import is_secret
 from tuning.config.space import Choice, Range
 
 EXAMPLE = [
@@ -312,11 +311,6 @@ def test_a_knob_of_ones_own_is_typed_like_any_other(own):
     load(["workload=signals"])
     with pytest.raises(ConfigError, match="channels is not a knob of this workload"):
         load(["workload=signals", "knobs.channels=16"])
-
-
-def test_a_name_says_whether_it_holds_a_secret():
-    assert all(map(is_secret, ("hf_token", "token.file", "API_KEY", "wandb_key", "db_password", "client_secret")))
-    assert not any(map(is_secret, ("tokenizer", "max_tokenize", "keyboard", "layers", "label_key", "token_column")))
 
 
 def test_secrets_are_written_nowhere_and_are_given_again_to_a_resumed_run(own, tmp_path):

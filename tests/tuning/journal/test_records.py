@@ -252,7 +252,7 @@ def test_a_journal_that_is_gone_stops_the_run(tmp_path, gone, monkeypatch):
         with pytest.raises(StoppedEarly, match=r"was deleted or moved [^\n]*\n  try: put it back") as caught:
             journal.append(Step, number=1)
         assert caught.value.exit_code == 4
-        assert numbers(journal.records) == [0]
+        assert numbers(journal.records) == numbers(read(tmp_path / "one.jsonl")[0]) == [0]
 
 
 def test_a_run_of_somebody_else_is_said_to_be_that(path, monkeypatch):
