@@ -71,7 +71,7 @@ class MeasuredPart(_Part):
     quality: dict[str, QualityPart]
     samples: int | None = None
     """The mean samples of trainings that ended by themselves, None if none did."""
-    beside_today: dict[str, str | dict[str, float | str | None] | None] | None = None
+    beside_today: dict[str, str | dict[str, int | float | str | None] | None] | None = None
     """`reference`, `objective`, `quality` and `seconds_to_it` (`report.export`); None of what is no answer."""
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
@@ -107,7 +107,7 @@ class BestFile(_Part):
     knobs: dict[str, Scalar]
     train: TrainPart
     measured: MeasuredPart
-    compared: dict[str, dict[str, float | None]]
+    compared: dict[str, dict[str, int | float | None]]
     """By name: how many times as fast, `ratio`, with its interval, `low` and `high`, from so many `rounds`."""
     provenance: ProvenancePart
     sha256: str

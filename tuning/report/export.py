@@ -171,7 +171,7 @@ def _beside_today(summary: Summary, named: Named) -> dict[str, Any] | None:
     """Returns an answer beside today's configuration; None for another configuration.
 
     Its quality is a mean over as many `seeds` as both have (0: over others), `half_width` that of the 95 % interval of
-    the mean difference. `seconds_to_it` is the median over seeds until today's final quality; `missed` never reached it.
+    the mean difference. `seconds_to_it` is the median over seeds until today's final quality; `missed` never got there.
     """
     answer, reference = summary.answers.get(named.name), summary.reference
     if answer is None or reference is None:
