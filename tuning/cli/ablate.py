@@ -27,7 +27,6 @@ from tuning.journal.run import History
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, require_known
 from tuning.report import export, report, summary, text
 from tuning.search import ablation
-from tuning.search.ablation import Change
 from tuning.search.confirm import measure_windows, windows_s
 from tuning.workers import machine, nvml
 from tuning.workers.worker import Worker
@@ -40,7 +39,6 @@ def parser() -> argparse.ArgumentParser:
     made = with_id("ablate", does)
     made.add_argument("--rounds", type=int, default=5, help="windows of each configuration, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
-    made.add_argument("--only", default="", metavar="KNOBS", help="these knobs alone, separated by commas")
     return made
 
 
@@ -70,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         if asked.json:
             print(json.dumps({"device": None, "ablation": [], "idle": idle}))
         return 0
-    changes, setting = _only(changes, asked.only), _setting(folder, run)
+    setting = _setting(folder, run)
     turns = ablation.turns({"best": best, name: today}, changes, found.table)
     budget = ConfirmSection.model_construct(windows=asked.rounds, window_s=asked.window, seeds=1, top=1)
     minutes = math.ceil(windows_s(budget, len(turns)) / 60)
@@ -123,12 +121,3 @@ def _setting(folder: Path, run: History) -> WorkerConfig:
     start = next((end.config for end in run.ended), {})
     hang_s = float(study.setting("search", "hang_time") or WorkerConfig.hang_s)
     return WorkerConfig(ref, own, device, threads, cap_bytes, study.seed, hang_s, ranks=ranks, start=start)
-
-
-def _only(changes: list[Change], names: str) -> list[Change]:
-    wanted = {name.strip() for name in names.split(",") if name.strip()}
-    known = {name for one in changes for name in one.knobs}
-    for name in sorted(wanted - known):
-        what = f"--only {name}: the best does not differ from before in it"
-        raise ConfigError(what, allowed=", ".join(sorted(known)))
-    return [one for one in changes if not wanted or wanted & set(one.knobs)]

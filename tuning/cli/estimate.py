@@ -61,7 +61,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--timeout", type=float, default=120.0, metavar="S", help="most seconds of tracing, 1 to 3600  [120]"
     )
-    made.add_argument("--no-cache", action="store_true", help="trace again, and keep nothing")
     made.add_argument("--json", action="store_true", help="JSON on stdout")
     return made
 
@@ -81,9 +80,8 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
             config = _with_own(config, file.declared(config.workload.ref))
     choose_devices(config)
     about = question(config, nvml.gpus())
-    cache = None if asked.no_cache else default_cache()
     limit_s: float = asked.timeout
-    ask = functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=cache)
+    ask = functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=default_cache())
     answer = answered(about, predicts or ask)
     answer["seconds"] = time.monotonic() - began
     if asked.json:

@@ -60,8 +60,8 @@ def front(summary: Summary) -> Figure | None:
         axes.scatter(*place(others), s=22, facecolors=PAPER, edgecolors=MUTED, linewidths=0.9)
         axes.plot(*place(best), color=ACCENT, linewidth=1.2, zorder=2)
         axes.scatter(*place(best), s=24, facecolors=PAPER, edgecolors=ACCENT, linewidths=1.2, zorder=3)
-        for row, named in enumerate([*summary.given(), *([summary.best] if summary.best else [])]):
-            _mark(axes, named, objective, row)
+        for named in (*summary.given(), *([summary.best] if summary.best else [])):
+            _mark(axes, named, objective)
         axes.set_xlabel("samples a second (higher is better)")
         axes.set_ylabel(_quality_label(summary))
         axes.margins(x=0.08, y=0.1)
@@ -145,19 +145,10 @@ def _quality_label(summary: Summary) -> str:
     return f"{plain(summary.objective)} ({better} is better)"
 
 
-def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:
-    """A named configuration at what was confirmed; where its quality is not known a line at its speed, named on a row.
-
-    Rows keep apart the names of two that are as fast.
-    """
+def _mark(axes: Axes, named: Named, objective: str) -> None:
+    """Marks a named configuration at what was measured of it, if that is both speed and quality."""
     speed, quality = named.samples_per_s, named.quality.get(objective)
-    if not speed:
-        return
-    if quality is None:
-        axes.axvline(speed, color=MUTED, linewidth=0.8, linestyle=(0, (2, 3)))
-        where = (speed, 0.02 + 0.06 * row)
-        axes.annotate(plain(named.name), where, (4, 0), xycoords=("data", "axes fraction"),
-                      textcoords="offset points", color=MUTED)  # fmt: skip
+    if not speed or quality is None:
         return
     colour = ACCENT if named.name == "best" else INK
     if quality.low is not None and quality.high is not None and len(quality.by_seed) > 1:

@@ -135,12 +135,3 @@ def test_a_figure_has_a_faint_line_for_each_seed(found, answers):
     assert len(faint) == 3 * (1 + len(answers.answers))
     assert {"before", "best", "best, no slower"} <= set(re.findall(r">([^<>]+)</text>", figure.svg))
     assert plots.to_quality(found) is None, "earlier versions recorded no curves"
-
-
-def test_names_that_are_as_fast_stand_on_rows_of_their_own(found):
-    before = dataclasses.replace(found.named["before"], quality={})
-    alike = {"before": before, "after": dataclasses.replace(before, name="after")}
-    figure = plots.front(dataclasses.replace(found, named={**found.named, **alike}))
-    assert figure is not None
-    places = re.findall(r' y="([\d.]+)"[^>]*>(before|after)<', figure.svg)
-    assert len({height for height, _ in places}) == len(places) == 2
