@@ -78,9 +78,10 @@ def _title(summary: Summary) -> str:
 
 
 def _times(summary: Summary) -> list[tuple[str, str, str, float]]:
-    """Activity, seconds in words, share in words, share as percent of the widest for the bar."""
-    parts, wall_s = sentences.shares(summary), summary.times.wall_s
-    return [(name, duration(s), percent(s / wall_s), round(100 * s / parts[0][1], 1)) for name, s in parts]
+    """Stage, seconds in words, share in words, share as percent of the widest for the bar."""
+    times = summary.times
+    widest_s = max(times.stages.values(), default=1.0)
+    return [(n, duration(s), percent(s / times.wall_s), round(100 * s / widest_s, 1)) for n, s in times.stages.items()]
 
 
 def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:

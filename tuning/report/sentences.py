@@ -16,6 +16,7 @@ from tuning.config.lenient import finite
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import shareable
 from tuning.journal.events import NodeRecord, ProbeRecord
+from tuning.journal.timeline import STARTUP
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
 from tuning.report.answers import BesideToday
@@ -397,26 +398,12 @@ def node(checked: NodeRecord) -> str:
     return f"{checked.node} runs trials: it is of kind {checked.kind}"
 
 
-def shares(found: Summary) -> list[tuple[str, float]]:
-    """Returns the activities with their seconds, the longest first; what took no time is left out."""
-    times = found.times
-    parts = [
-        ("training", times.training_s),
-        ("evaluating", times.evaluating_s),
-        ("probing", times.probing_s),
-        ("confirming", times.confirming_s),
-        ("start-up", times.startup_s),
-        ("waiting", times.waiting_s),
-    ]
-    return sorted(((name, s) for name, s in parts if s > 0), key=lambda part: -part[1])
-
-
 def startup(found: Summary) -> str:
     """Returns what start-up took and its parts if that is a large share of the run, else ""."""
-    times, parts = found.times, found.study.startup_parts
-    if not parts or times.startup_s < LONG_STARTUP * times.wall_s:
+    startup_s, parts = found.times.stages.get(STARTUP, 0.0), found.study.startup_parts
+    if not parts or startup_s < LONG_STARTUP * found.times.wall_s:
         return ""
-    return f"; start-up {duration(times.startup_s)}: " + ", ".join(f"{n} {duration(s)}" for n, s in parts.items())
+    return f"; start-up {duration(startup_s)}: " + ", ".join(f"{n} {duration(s)}" for n, s in parts.items())
 
 
 def next_commands(found: Summary, folder: Path) -> list[str]:
