@@ -5,7 +5,6 @@ The windows are kept beside the run's records in `ablation.jsonl`; what that hol
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -33,18 +32,13 @@ from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the arguments of the command."""
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
     does = "Measures the best less one knob at a time, and `before` with one more, in windows that take turns."
     made = with_id("ablate", does)
     made.add_argument("--rounds", type=int, default=5, help="windows of each configuration, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
-    return made
-
-
-def main(argv: Sequence[str]) -> int:
-    """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
-    asked = parser().parse_args(argv)
+    asked = made.parse_args(argv)
     if not 2 <= asked.rounds <= 100:
         raise ConfigError(f"--rounds {asked.rounds}", allowed="2 to 100", remedy="--rounds 5")
     if not 0 < asked.window <= 600:

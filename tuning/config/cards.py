@@ -85,7 +85,8 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
     Raises ConfigError if the knob of such a value is in `asked`, the knobs that a person typed. Values of "auto" are
     left out without a sentence: nobody gave them.
     """
-    space = _open(space, card).settled(card.cores)
+    auto = {name for name, given in space.parameters.items() if isinstance(given, Choice) and given.auto}
+    space = space.settled(card.cores)
     parameters, fixed, dropped = dict(space.parameters), dict(space.fixed), list[str]()
     for name in [*space.parameters, *space.fixed]:
         given = space.fixed[name] if name in space.fixed else space.parameters[name]
@@ -93,7 +94,7 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
         reasons = {v: reason for v in values if (reason := refusal(space.table[name], v, card)) is not None}
         if not reasons:
             continue
-        for value, reason in reasons.items():
+        for value, reason in reasons.items() if name not in auto else ():
             if name in asked:
                 row, known = space.table[name], dict.fromkeys((*values, *space.table[name].domain.values))
                 raise ConfigError(
@@ -108,18 +109,8 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
         if len(kept) == 1:
             fixed[name] = kept[0]
         elif kept:
-            parameters[name] = Choice(tuple(kept))
+            parameters[name] = replace(given, values=tuple(kept)) if isinstance(given, Choice) else given
     return replace(space, parameters=parameters, fixed=fixed), dropped
-
-
-def _open(space: Space, card: Card) -> Space:
-    """Returns the space with "auto" standing for no more than the card honours."""
-    parameters = dict(space.parameters)
-    for name, given in space.parameters.items():
-        if isinstance(given, Choice) and given.auto:
-            kept = tuple(v for v in given.values if refusal(space.table[name], v, card) is None)
-            parameters[name] = Choice(kept, auto=True)
-    return replace(space, parameters=parameters)
 
 
 def honoured(
