@@ -108,8 +108,8 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
         fixed.pop(name, None)
         if len(kept) == 1:
             fixed[name] = kept[0]
-        elif kept:
-            parameters[name] = replace(given, values=tuple(kept)) if isinstance(given, Choice) else given
+        elif kept and isinstance(given, Choice):
+            parameters[name] = replace(given, values=tuple(kept))
     return replace(space, parameters=parameters, fixed=fixed), dropped
 
 

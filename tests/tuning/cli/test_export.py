@@ -47,11 +47,6 @@ def test_a_run_without_a_best_says_so(folder, capsys):
     assert "run one has no best.yaml" in capsys.readouterr().err
 
 
-def test_another_framework_is_refused_with_those_there_are(folder, capsys):
-    assert main(["export", "one", "--to", "keras"]) == 2
-    assert "deepspeed" in capsys.readouterr().err
-
-
 def test_a_knob_of_the_runs_own_is_not_taken_for_ours(folder, records, capsys):
     own = KnobTable({"optimizer": Knob("adam", "learning", values=("adam", "lion"))}, hooks=["optimizer"])
     (folder / "trials.jsonl").unlink()

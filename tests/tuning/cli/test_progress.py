@@ -48,15 +48,6 @@ def test_each_stage_has_its_view(records, study):
     check("live", "\n".join(screens))
 
 
-def test_no_view_is_wider_than_its_terminal(records, study, moments):
-    measured = [changed(r, telemetry=CARD) if r.event in ("probe", "trial", "window") else r for r in records]
-    for end in [*range(0, len(records), 7), len(records)]:
-        for asked in (Asked(), Asked("probe", {"batch_size": 4}), Asked("load")):
-            found = progress(History(measured[:end]), study, moments[end - 1] if end else 0.0, asked)
-            for width in (40, 80, 100):
-                assert max(map(len, drawn(found, width))) <= width
-
-
 def test_the_view_holds_hostile_text_as_text(records, study):
     for end in (20, 45, len(records)):
         text = "\n".join(drawn(progress(History(hostile.run(records)[:end]), study, 50.0), 200))

@@ -88,13 +88,6 @@ def test_a_pick_with_todays_system_knobs_has_its_own_speed(records):
     assert {one.name for one in found.given()} == {"before", "after"}
 
 
-def test_without_windows_speed_is_compared_on_the_same_seeds(records):
-    own = summary.of_run(History([r for r in answered.run(records) if r.event != "window"]))
-    gain = own.answers["best"].gain
-    assert (gain.rounds, gain.grounds) == (3, "trainings on the same seeds")
-    assert gain.ratio == pytest.approx(answered.PER_S["t007"] / answered.PER_S["before"])
-
-
 def quality(*values, confirmed=True):
     return {"q": uncertainty.quality(dict(enumerate(values)), confirmed=confirmed)}
 
