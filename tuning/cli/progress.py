@@ -125,7 +125,8 @@ def best_of(run: History) -> BestSoFar | None:
     fastest = max(timed, key=lambda probe: probe.samples_per_s or 0.0, default=None)
     if (probe := fastest if run.stage == "probe" else fastest_probe(run)) is None:
         return None
-    return BestSoFar(probe.name or str(run.probes.index(probe) + 1), probe.config, probe.samples_per_s)
+    number = next((str(n) for n, one in enumerate(run.probes, start=1) if one.seq == probe.seq), "")
+    return BestSoFar(probe.name or f"probe {number}", probe.config, probe.samples_per_s)
 
 
 def _faster(name: str, best: BestSoFar | None, run: History, stage: str) -> float | None:

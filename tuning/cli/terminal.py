@@ -5,6 +5,7 @@ A terminal gets a live view; a pipe, a CI log or TERM=dumb gets a short line for
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -154,8 +155,10 @@ class Terminal:
             self._leader = leader(run) if known is None else next_leader(run, known, made)
         if run.stage == "search" and known is not None:
             return known.config
-        best = best_of(run.before(made.seq))
-        return {} if best is None else best.config
+        with contextlib.suppress(Exception):  # what is shown of a study must never end it
+            best = best_of(run.before(made.seq))
+            return {} if best is None else best.config
+        return {}
 
     def space(self, config: StudyConfig) -> None:
         """Prints the space to stdout, a knob a line, as it would be typed."""
