@@ -9,7 +9,7 @@ from typing import cast
 
 from trainables.knob_columns import refusal
 from trainables.knobs import KnobTable, Scalar
-from tuning.config.cards import GIB_BYTES, Card
+from tuning.config.cards import Card
 from tuning.config.complete import on_card, with_cuda_knobs
 from tuning.config.resolve import COMMAND_LINE
 from tuning.config.schema import StudyConfig
@@ -65,7 +65,6 @@ def question(config: StudyConfig, gpus: Sequence[Gpu]) -> Question:
     left_out = {"adapter"} - set(read) | {"base_dtype"} - several
     axes = {name: _axis(config, card, name) for name in AXES if name not in left_out}
     couplings = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-    sizes = {"card.memory_gib": config.card.memory_bytes, "card.reserve_gib": config.card.reserve_bytes}
     return Question(
         workload=config.workload.ref,
         name=config.workload.name,
@@ -82,11 +81,7 @@ def question(config: StudyConfig, gpus: Sequence[Gpu]) -> Question:
         searched={n: values for n, values in searched.items() if n not in axes},
         table=config.space.table,
         typed=tuple(name for name in axes if _is_typed(config, f"knobs.{name}")),
-        card_typed=" ".join(
-            f"{name}={size / GIB_BYTES:g}"
-            for name, size in sizes.items()
-            if size is not None and _is_typed(config, name)
-        ),
+        card_typed=" ".join(item for item in config.overrides if item.startswith("card.")),
     )
 
 
