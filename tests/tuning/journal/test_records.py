@@ -264,12 +264,3 @@ def test_a_run_of_somebody_else_is_said_to_be_that(path, monkeypatch):
     monkeypatch.setattr(os, "open", denied)
     with pytest.raises(ConfigError, match=r"trials\.jsonl cannot be written: Permission denied\n  try: copy the run"):
         Journal.open(path)
-
-
-def test_seconds_since_the_opening_do_not_follow_the_clock(path):
-    with Journal.open(path, create=True) as journal:
-        for _ in range(3):
-            journal.append(Step)
-        monos = [record.mono for record in journal.records]
-    assert all(mono is not None and 0 <= mono < 60 for mono in monos)
-    assert monos == [r.mono for r in read(path)[0]]

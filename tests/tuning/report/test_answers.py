@@ -6,7 +6,7 @@ import pytest
 
 from tests.tuning import answered
 from tuning.journal.run import History
-from tuning.report import sentences, summary, tables
+from tuning.report import sentences, summary
 from tuning.report.answers import beside
 from tuning.search.confirm import WITH_TODAY
 from tuning.search.race import SYSTEM
@@ -120,14 +120,3 @@ def test_fresh_seeds_are_not_paired_with_that_of_the_search(found):
     assert beside(one, other, ("q", "max"), Spread(0.01, 4)).seeds == 0
     assert beside(one, other, ("q", "max"), 0.01).verdict == "unknown"
     assert beside(one, dataclasses.replace(found.best, quality={}), ("q", "max"), None) is None
-
-
-def test_the_table_has_today_first_then_each_answer(answers, records):
-    grid = tables.answers(answers)
-    assert [row[0].split()[0] for row in grid.rows][:4] == ["before", "best", "best,", "most"]
-    assert grid.stressed == 1
-    assert len({len(row) for row in [grid.head, *grid.rows]}) == 1
-    only = tables.answers(of(records, most_accurate="", best_at_speed=""))
-    assert {"t003", "t009"} <= {row[0] for row in only.rows}, "what else was trained again is not left out"
-    kept = tables.answers(of(records, best="", kind="reference", most_accurate="", best_at_speed=""), brief=True)
-    assert [row[0] for row in kept.rows] == ["before", "after"]

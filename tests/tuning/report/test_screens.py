@@ -181,13 +181,3 @@ def test_the_pick_is_trained_as_long_as_its_file_says(records, today, said):
     found = summary.of_run(History(each(records, "study", config=config)))
     commands = [c for c in sentences.next_commands(found, FOLDER) if " train " in c]
     assert commands == [f"python -m tuning train --from {FOLDER}/best.yaml{said}"]
-
-
-def test_rates_alike_in_three_digits_are_told_apart(found):
-    rates = {name: 0.0012341 if name == "best" else 0.0012288 for name in found.named}
-    named = {
-        n: dataclasses.replace(one, config={**one.config, "learning_rate": rates[n]}) for n, one in found.named.items()
-    }
-    grid, same = tables.knobs(dataclasses.replace(found, named=named))
-    assert ["learning_rate", "1.2288e-3", "1.2288e-3", "1.2341e-3"] in grid.rows
-    assert not [one for one in same if one.startswith("learning_rate")]

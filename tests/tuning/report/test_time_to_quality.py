@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tuning import answered
 from tuning.journal.events import ConfirmedRecord
 from tuning.journal.records import Record
-from tuning.journal.run import History
-from tuning.report.time_to_quality import Reached, curves, mean_curve, seconds_to, time_to_quality
+from tuning.report.time_to_quality import Reached, curves, seconds_to, time_to_quality
 
 STEPS = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), min_size=1, max_size=8)
 
@@ -87,12 +85,3 @@ def test_a_curve_that_is_damaged_or_lacking_is_none(junk):
     own = ConfirmedRecord.read(Record(0, "", "confirmed", {"seed": 1, "curve": junk}))
     assert curves([own], "accuracy") == {}
     assert time_to_quality(curves([own], "accuracy"), {1: ((1.0, 0.5),)}, "max") is None
-
-
-def test_curves_are_those_of_the_records(records):
-    own = [again for again in History(answered.run(records)).confirmed if again.name == "t007"]
-    found = curves(own, "accuracy")
-    assert set(found) == set(answered.SEEDS)
-    mean = mean_curve(found.values())
-    assert len(mean) == len(answered.POINTS)
-    assert mean[-1][1] == pytest.approx(sum(answered.QUALITY["t007"]) / 3)
