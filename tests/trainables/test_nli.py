@@ -192,7 +192,6 @@ def test_packed_rows_give_what_padded_ones_give(kind, gemma, minilm):
     [
         (transformers.RobertaConfig(num_hidden_layers=1, pad_token_id=1, **SIZES), False),
         (transformers.XLMRobertaConfig(num_hidden_layers=1, pad_token_id=3, **SIZES), False),
-        (transformers.CamembertConfig(num_hidden_layers=1, pad_token_id=1, **SIZES), False),
         (transformers.DistilBertConfig(vocab_size=32, dim=64, hidden_dim=128, n_layers=1, n_heads=4), False),
         (transformers.OPTConfig(num_hidden_layers=1, ffn_dim=9, word_embed_proj_dim=64, pad_token_id=1, **SIZES), True),
         (transformers.GPT2Config(vocab_size=32, n_embd=64, n_layer=1, n_head=4), True),

@@ -252,11 +252,7 @@ def _range(name: str, row: Knob, raw: Mapping[Any, object]) -> Scalar | Range:
     if low > high:
         raise ConfigError(f"{said}: low is greater than high", allowed="low <= high", remedy=example)
     if log and low <= 0:
-        usual = float(row.default) / 5
-        least = usual if 0 < usual < high else high / 100
-        least = max(1, round(least)) if domain.type is int else least
-        above = f"'knobs.{name}={{low: {least:g}, high: {high:g}, log: true}}', or leave out log" * (high > 0)
-        raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=above or example)
+        raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=example)
     if low == high:
         return _value(name, row, raw["low"], raw)
     integer = domain.type is int

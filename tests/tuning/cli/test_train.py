@@ -15,6 +15,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from trainables import checkpoint
 from trainables.source import source_hash
 from trainables.workload_files import load
 from tuning import __main__
@@ -229,26 +230,12 @@ def test_a_folder_has_one_training_at_a_time(best, capsys):
     assert train(best, "--out", "out") == 0
 
 
-KEEPING = """
-    def optimizer(self, model, config):
-        import torch
-
-        class Keeping(torch.optim.SGD):
-            def step(self, closure=None):
-                for group in self.param_groups:
-                    for parameter in group["params"]:
-                        self.state[parameter]["kept"] = {}
-                return super().step(closure)
-
-        return Keeping(model.parameters(), lr=config.knobs.learning_rate)
-
-WORKLOAD"""
-
-
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_an_optimizer_that_no_checkpoint_holds_trains_without(best, interrupted, monkeypatch, capsys):
-    file = best.parent / "signalling.py"
-    file.write_text(file.read_text(encoding="utf-8").replace("\nWORKLOAD", KEEPING))
+    def save(*_, **__):
+        raise checkpoint.CheckpointError("Keeping keeps a dict, kept, which no checkpoint holds")
+
+    monkeypatch.setattr(checkpoint, "save", save)
     if interrupted:
         monkeypatch.setenv("SIGNAL_AT", f"loss 7 {int(signal.SIGINT)}")
     assert train(best, "--out", "out") == (130 if interrupted else 0)
