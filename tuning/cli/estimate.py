@@ -27,7 +27,7 @@ from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, interrupt, predict_all
 from tuning.report import estimate_lines
-from tuning.report.estimate_request import Question, question
+from tuning.report.estimate_request import CAPABILITY, Question, question
 from tuning.workers import machine, nvml
 from tuning.workers.doctor import choose_devices
 from tuning.workers.own_workload import UserFile
@@ -113,19 +113,19 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     _refuse_what_the_workload_refuses(about, predictions)
     rows = list(zip(about.couplings, predictions, strict=True))
     told = rows if "activation_checkpointing" in about.typed else _without_idle_checkpointing(rows)
-    fits = [fit(row, found, about.micro_batches, about.usable_bytes, about.kernels) for row, found in told]
+    fits = [fit(row, found, about.micro_batches, about.card.cap_bytes, about.kernels) for row, found in told]
     known = [one for one in fits if one.cells]
-    fitting = about.usable_bytes is None or any(one.largest or one.cells[0].verdict != "no" for one in known)
+    fitting = about.card.cap_bytes is None or any(one.largest or one.cells[0].verdict != "no" for one in known)
     card = {
-        "name": about.card,
+        "name": about.card.name,
         "typed": about.card_typed,
-        "memory_bytes": about.memory_bytes,
-        "usable_bytes": about.usable_bytes,
+        "memory_bytes": about.card.memory_bytes,
+        "usable_bytes": about.card.cap_bytes,
     }
     return {
-        "workload": about.name,
-        "ref": about.workload,
-        "card": {**card, "capability": list(about.capability)},
+        "workload": about.workload.name,
+        "ref": about.workload.ref,
+        "card": {**card, "capability": about.card.capability},
         "kernels": about.kernels,
         "knobs": dict(about.knobs),
         "searched": {name: list(values) for name, values in about.searched.items()},
@@ -164,7 +164,7 @@ def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterat
     least = smallest.cells[0].needed_bytes
     for changes, cost in _cheaper(Knobs.of(base, about.table), about.read):
         knobs = {**base, **together, **changes}
-        cells = fit(knobs, predicts([_request(about, knobs)])[0], [1], about.usable_bytes, about.kernels).cells
+        cells = fit(knobs, predicts([_request(about, knobs)])[0], [1], about.card.cap_bytes, about.kernels).cells
         if cells and cells[0].needed_bytes < least * (1 - LEAST_SAVING_FRAC):
             least, together = cells[0].needed_bytes, {**together, **changes}
             yield {"knobs": together, "cost": cost, "needed_bytes": least, "verdict": cells[0].verdict}
@@ -191,7 +191,8 @@ def _cheaper(own: Knobs, read: Sequence[str]) -> Iterator[tuple[dict[str, Scalar
 
 
 def _request(about: Question, knobs: Mapping[str, Scalar]) -> Request:
-    return Request(about.workload, about.options, knobs, about.kernels, about.capability)
+    capability = about.card.capability or CAPABILITY
+    return Request(about.workload.ref, about.workload.options, knobs, about.kernels, capability)
 
 
 def _side_by_side(requests: Sequence[Request], predicts: Predict) -> list[Prediction]:
@@ -212,7 +213,7 @@ def _refuse_what_the_workload_refuses(about: Question, predictions: Sequence[Pre
     for one in predictions:
         for note in one.notes if one.confidence == "none" else ():
             if note.startswith(("WorkloadError: ", "DataError: ")):
-                raise option_fault(note.partition(": ")[2], about.options)
+                raise option_fault(note.partition(": ")[2], about.workload.options)
 
 
 def _flat(one: Cell | None) -> dict[str, Any] | None:

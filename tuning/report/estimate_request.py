@@ -12,7 +12,7 @@ from trainables.knobs import KnobTable, Scalar
 from tuning.config.cards import Card
 from tuning.config.complete import on_card, with_cuda_knobs
 from tuning.config.resolve import COMMAND_LINE
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import StudyConfig, WorkloadSection
 from tuning.config.space import Choice, Range, Space
 from tuning.memory.fitting import Kernels
 from tuning.workers import doctor
@@ -31,22 +31,17 @@ CAPABILITY = (8, 6)
 class Question:
     """The question: the workload with `knobs`, at each of `couplings`, for `micro_batches` on a card.
 
-    `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `read` are the
-    knobs the workload reads, `searched` those of several values with the ones left out, `typed` those of `couplings`
-    whose values the command line names, `card_typed` what it says of the card beside its name. `table` has the knobs.
+    `read` are the knobs the workload reads, `searched` those of several values with the ones left out, `typed` those of
+    `couplings` whose values the command line names, `card_typed` what it says of the card beside its name. `table` has
+    the knobs.
     """
 
-    workload: str
-    name: str
-    options: Mapping[str, Scalar | None]
+    workload: WorkloadSection
     knobs: Mapping[str, Scalar]
     couplings: tuple[Mapping[str, Scalar], ...]
     micro_batches: tuple[int, ...]
-    card: str
-    memory_bytes: int | None
-    usable_bytes: int | None
+    card: Card
     kernels: Kernels
-    capability: tuple[int, int]
     read: tuple[str, ...]
     searched: Mapping[str, tuple[Scalar, ...]]
     table: KnobTable
@@ -66,17 +61,12 @@ def question(config: StudyConfig, gpus: Sequence[Gpu]) -> Question:
     axes = {name: _axis(config, card, name) for name in AXES if name not in left_out}
     couplings = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     return Question(
-        workload=config.workload.ref,
-        name=config.workload.name,
-        options=config.workload.options,
+        workload=config.workload,
         knobs={n: v for n, v in base.items() if n not in axes},
         couplings=couplings,
         micro_batches=_sizes(config.space.settled(1).given("micro_batch_size")),  # whatever the cores
-        card=card.name,
-        memory_bytes=card.memory_bytes,
-        usable_bytes=card.cap_bytes,
+        card=replace(card, capability=card.capability or CAPABILITY),
         kernels=kernels,
-        capability=card.capability or CAPABILITY,
         read=read,
         searched={n: values for n, values in searched.items() if n not in axes},
         table=config.space.table,

@@ -101,9 +101,12 @@ def test_what_is_asked_has_its_list():
     lines = []
     for settings, gpus in ASKED:
         about = of(settings, gpus)
-        usable = "all of it" if about.usable_bytes is None else f"{about.usable_bytes / GIB:.2f} GiB"
+        usable = "all of it" if about.card.cap_bytes is None else f"{about.card.cap_bytes / GIB:.2f} GiB"
         rows = ["/".join(map(str, row.values())) for row in about.couplings]
-        lines += [f"{settings}{' beside an L4' * bool(gpus)}", f"  {about.card}: {usable}, {about.kernels} kernels"]
+        lines += [
+            f"{settings}{' beside an L4' * bool(gpus)}",
+            f"  {about.card.name}: {usable}, {about.kernels} kernels",
+        ]
         lines += [f"  micro-batches {about.micro_batches}", f"  {', '.join(rows)}"]
     check("estimate_asked", "\n".join(lines))
     with pytest.raises(ConfigError, match="leaves nothing beside a CUDA context"):
@@ -128,7 +131,7 @@ def test_a_card_that_is_here_leaves_what_a_study_would_get(monkeypatch, tmp_path
     with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
         of_study = Limits(config, study_of(facts), journal, 0.0, min(map(doctor.free_bytes, gpus)), 2).cap_bytes()
     found = of(f"workload=nli {settings}", gpus=tuple(gpus))
-    assert (found.usable_bytes, found.kernels, found.capability) == (of_study, "cuda", (8, 9))
+    assert (found.card.cap_bytes, found.kernels, found.card.capability) == (of_study, "cuda", (8, 9))
 
 
 def test_only_the_cards_that_a_study_would_use_are_looked_at(monkeypatch):
@@ -145,7 +148,7 @@ def test_a_workload_of_ours_is_asked_without_torch():
 
 def test_a_workload_of_ones_own_is_what_its_file_says(tmp_path):
     about = of(f"workload={MINE} card=rtx4060 workload.hidden=64")
-    assert (about.micro_batches, about.options) == ((8, 16, 64), {"hidden": 64, "noise": 0.15})
+    assert (about.micro_batches, about.workload.options) == ((8, 16, 64), {"hidden": 64, "noise": 0.15})
     mine = tmp_path / "computed.py"
     mine.write_text(
         MINE.read_text() + "Moons.default_space = dict(Moons.default_space, micro_batch_size=[2**5], n=[1, 2])\n"
