@@ -1,7 +1,5 @@
 """The head pose workload on a few drawn heads: geometry of the angles, augmentation, network, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

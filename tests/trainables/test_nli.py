@@ -1,7 +1,5 @@
 """The entailment workload on the packaged MiniLM, and its decoder path on a Gemma 3 of 60 thousand random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What our workloads refuse: options that mean nothing, and to run without the packages they need."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any

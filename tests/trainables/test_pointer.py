@@ -1,7 +1,5 @@
 """The pointer network: what it may see and point at, that decoding is what it says, and that equal tours stay equal."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The signals workload: nothing depends on padding, on the place in a batch, or on where a batch is cut."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The temporal workload: three models on windows of market bars, its options, and rules that need no network."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError
 from trainables.workloads import temporal
-from trainables.workloads.temporal import BarBlock, Temporal
+from trainables.workloads.temporal import Temporal
 
 pytestmark = pytest.mark.workload
 
@@ -125,13 +123,6 @@ def test_a_sample_is_judged_alone_and_by_every_frame(options, kind):
 def test_a_transformer_has_whole_heads(options):
     with pytest.raises(WorkloadError, match=r"hidden_size=40: a transformer needs a multiple of 16"):
         Temporal().model(config(options, architecture="transformer", hidden_size=40))
-
-
-def test_attention_alone_does_not_know_the_order_of_bars():
-    torch.manual_seed(0)
-    block, hidden = BarBlock(32, dropout=0.0).eval(), torch.randn(2, 6, 32)
-    order = torch.randperm(6)
-    assert torch.allclose(block(hidden[:, order]), block(hidden)[:, order], atol=1e-6)
 
 
 def test_rules_are_named_and_know_their_data(options, tmp_path):

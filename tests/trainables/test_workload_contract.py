@@ -4,8 +4,6 @@ Covered: what the four methods return, same seed same weights, same data at ever
 evaluation does not depend on the batch size, and that samples reach loader workers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The other verbs: what they print for people and for programs, in which order, and what they say to bad input."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Nothing of the future reaches a feature, whatever the frames; frames, labels and splits are what they say."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bars of .csv files, as the header names their columns; what else a file holds is refused by line and field."""
 
-from __future__ import annotations
-
 import gzip
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple

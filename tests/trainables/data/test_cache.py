@@ -1,7 +1,5 @@
 """A folder of the cache is complete or not there, whoever writes it and however often."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier

@@ -1,7 +1,5 @@
 """Readers of 300W-LP and BIWI on files written here in the published layouts, and on broken ones."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

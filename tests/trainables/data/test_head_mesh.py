@@ -1,7 +1,5 @@
 """Drawing heads: the rasteriser against a plain one, the signs of a pose, and where landmarks fall."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

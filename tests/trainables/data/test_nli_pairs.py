@@ -1,7 +1,5 @@
 """JSON lines and tables give the same pairs; whatever else a file holds is refused by file, line and field."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """A folder of .npy files gives its recordings; what is no array (time, channel) of numbers is refused by file."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 from collections.abc import Callable

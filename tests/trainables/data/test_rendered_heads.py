@@ -1,7 +1,5 @@
 """Drawn heads as files: what is read back is what was drawn, and is drawn once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

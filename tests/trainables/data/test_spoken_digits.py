@@ -1,7 +1,5 @@
 """The embedded digits become a tree of .npy files with the numbers, classes and splits they had."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Instances: drawn from the cities or a square, solved exactly, and split without overlap of centres."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

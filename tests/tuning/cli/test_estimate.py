@@ -1,7 +1,5 @@
 """The verb estimate: its table in 80 columns, its JSON, its cache, and what it refuses. The predictor is a formula."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """python -m tuning export: what is printed, and what is said of a run without anything to export."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """python -m tuning init: what it writes, which tests/test_pages.py runs as it stands; it overwrites nothing."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

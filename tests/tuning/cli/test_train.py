@@ -1,7 +1,5 @@
 """Training from a best.yaml: what is refused before anything is written, and that a signal loses nothing."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The space of each workload on each card: the card can do all of it, and what was tuned by hand lies inside."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

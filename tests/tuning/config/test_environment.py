@@ -1,7 +1,5 @@
 """Variables of launchers: several processes are refused, those of one are kept from the workers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuning.config.environment import of_one_process, require_one_process

@@ -1,7 +1,5 @@
 """The journal: nothing finished is ever lost, damage is named, one process writes."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """A run is folded once: cut anywhere it says what the records so far say, whoever wrote them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

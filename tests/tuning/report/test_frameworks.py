@@ -1,7 +1,5 @@
 """What was found, in the words of a framework: nothing is dropped, and each loads and trains with what it is told."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
