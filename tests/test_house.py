@@ -197,20 +197,20 @@ def test_network_guard_stops_other_machines_only() -> None:
 # Lines of Python that each part of the house may have, rounded up to 10. They only go down: the next aim is 28,500 of
 # source and 20,500 of tests. A change that needs more takes them from somewhere else.
 MOST_LINES = {
-    "tuning/cli/*.py": 2_270,
-    "tuning/config/*.py": 2_550,
-    "tuning/journal/*.py": 1_460,
+    "tuning/cli/*.py": 1_990,
+    "tuning/config/*.py": 2_400,
+    "tuning/journal/*.py": 1_320,
     "tuning/memory/*.py": 3_170,
-    "tuning/report/*.py": 3_310,
+    "tuning/report/*.py": 3_160,
     "tuning/search/*.py": 3_540,
-    "tuning/stats/*.py": 170,
+    "tuning/stats/*.py": 160,
     "tuning/study/*.py": 1_450,
     "tuning/workers/*.py": 5_090,
-    "trainables/*.py": 11_680,
+    "trainables/*.py": 11_660,
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 760,
-    "tests/trainables/*.py": 8_130,
-    "tests/tuning/*.py": 15_590,
+    "tests/trainables/*.py": 7_990,
+    "tests/tuning/*.py": 14_950,
 }
 
 

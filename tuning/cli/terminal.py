@@ -1,6 +1,7 @@
 """The terminal: progress to stderr, the result to stdout. Values are text and never markup, whatever is in them.
 
-A terminal gets a live view; a pipe, a CI log or TERM=dumb gets a short line for each event, without any escape code.
+Each event is a short line. A terminal also has a live view of what goes on; a pipe, a CI log or TERM=dumb has no escape
+code.
 """
 
 from __future__ import annotations
