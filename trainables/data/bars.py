@@ -3,14 +3,16 @@
     time,open,high,low,close,volume
     2024-01-02 00:00:00,1.05236,1.05253,1.05221,1.05227,1435
 
-The header names the columns, in any order and case: `time` (or date, datetime), four prices, and if there are any
-`volume`, `adj close` and `ticker` (or symbol). A time is ISO 8601, in UTC if it has no offset. A file may be gzipped.
+The header names the columns, in any order and case: `time` (or date, datetime, timestamp), four prices, and if there
+are any `volume`, `adj close` and `ticker` (or symbol). A time is ISO 8601, or `DUKASCOPY`'s, as in gym-anytrading; it
+is in UTC if it has no offset. A file may be gzipped.
 
 A bar is stamped with the time at which it *opened*. Its values are known only when it has closed.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,12 +27,13 @@ from trainables.data.timeframes import Bars
 BAR_SUFFIXES = (".csv", ".csv.gz")
 PRICES = ("open", "high", "low", "close")
 BAR_COLUMNS = (*PRICES, "volume")
+DUKASCOPY = "%d.%m.%Y %H:%M:%S.%f"
 PRICE_ROUNDING_FRAC = 1e-4
 """A high below the close (or the like) by up to this share of the price is put right, being rounding; more is refused.
 Adjusted prices are rounded column by column."""
 
 _NAMES = {  # canonical name -> how headers call it, the first found counts
-    "time": ("time", "date", "datetime"),
+    "time": ("time", "date", "datetime", "timestamp", "gmt time"),
     **{name: (name,) for name in BAR_COLUMNS},
     "adjusted": ("adj close",),
     "symbol": ("ticker", "symbol"),
@@ -176,9 +179,10 @@ def _check_prices(path: Path, values: Mapping[str, pd.Series[float]]) -> None:
 def _times(path: Path, column: pd.Series[str]) -> pd.Series[pd.Timestamp]:
     """Returns when each bar opened, in UTC, to the microsecond."""
     text = column.str.strip()
-    times = pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")
+    layout = DUKASCOPY if re.match(r"\d\d\.\d\d\.\d{4} ", text.iloc[0]) else "ISO8601"
+    times = pd.to_datetime(text, format=layout, utc=True, errors="coerce")
     if times.isna().any():
         label = times.index[times.isna()][0]
-        allowed, found = "ISO 8601, such as 2024-01-02 03:00", f"{text[label]!r:.60}"
+        allowed, found = "ISO 8601, or dd.mm.yyyy HH:MM:SS.fff", f"{text[label]!r:.60}"
         raise wrong(path, found, allowed, line=label + 1, field="time", remedy=OTHER_LAYOUTS)
     return times.dt.as_unit("us")

@@ -40,6 +40,7 @@ SHUFFLED = "Close,Volume,date,Low,High,Open,Dividends\n" + "".join(
 )
 FILES = {
     "ISO 8601": ISO,
+    "Dukascopy": "Gmt time,Open,High,Low,Close,Volume\n" + rows("%d.%m.%Y %H:%M:%S.000"),
     "columns in another order, and more": SHUFFLED,
     "with an offset": HEADER
     + rows("%Y-%m-%d %H:%M:%S-05:00", [b._replace(at=b.at - timedelta(hours=5)) for b in BARS]),
