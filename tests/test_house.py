@@ -197,7 +197,7 @@ def test_network_guard_stops_other_machines_only() -> None:
 # Lines of Python that each part of the house may have, rounded up to 10. They only go down: the next aim is 28,500 of
 # source and 20,500 of tests. A change that needs more takes them from somewhere else.
 MOST_LINES = {
-    "tuning/cli/*.py": 1_990,
+    "tuning/cli/*.py": 2_000,
     "tuning/config/*.py": 2_400,
     "tuning/journal/*.py": 1_320,
     "tuning/memory/*.py": 3_170,
@@ -210,7 +210,7 @@ MOST_LINES = {
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 760,
     "tests/trainables/*.py": 7_990,
-    "tests/tuning/*.py": 14_950,
+    "tests/tuning/*.py": 14_930,
 }
 
 

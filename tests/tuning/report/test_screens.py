@@ -9,8 +9,6 @@ import pytest
 from tests.tuning import answered, hostile
 from tests.tuning.answered import changed, each, until
 from tests.tuning.snapshots import check, text_of
-from trainables import Knob
-from trainables.knobs import KnobTable
 from tuning.cli.terminal import Terminal
 from tuning.config.choices import PLAIN
 from tuning.journal.records import Record
@@ -117,14 +115,6 @@ def test_gains_have_their_words():
         Gain("best", "before", 0.5, 0.4, 0.625, 2),
     ]
     check("gains", "\n".join(map(sentences.gain_sentence, gains)))
-
-
-def test_the_answer_is_by_the_knobs_of_its_own_run(found):
-    best = dataclasses.replace(found.named["best"], config={"channels": 32})
-    defaults = dataclasses.replace(found.named["before"], name=PLAIN, config={})
-    rows = KnobTable({"channels": Knob(16, "both", values=(16, 32))})
-    own = dataclasses.replace(found, table=rows, named={**found.named, "best": best, PLAIN: defaults})
-    assert "Set channels=32" in sentences.answer(own)
 
 
 @pytest.mark.parametrize(("rung", "short"), [(0.60, True), (0.88, False)])

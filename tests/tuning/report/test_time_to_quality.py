@@ -40,7 +40,7 @@ def test_less_is_better_mirrors_more_is_better(steps, target):
     assert seconds_to(curve, target, "max") == seconds_to(mirrored(curve), -target, "min")
 
 
-@given(STEPS, st.floats(1.1, 5))
+@given(STEPS, st.floats(1.0, 5))
 def test_what_learns_faster_reaches_it_in_as_much_less(steps, faster):
     curve = climbing(steps)
     quick = tuple((at_s / faster, value) for at_s, value in curve)
@@ -48,14 +48,6 @@ def test_what_learns_faster_reaches_it_in_as_much_less(steps, faster):
     assert list(found.own.by_seed) == [2], "only seeds that both have"
     assert found.reference.median_s == pytest.approx(faster * found.own.median_s)
     assert (found.own.missed, found.reference.missed) == (0, 0)
-
-
-@given(STEPS)
-def test_the_reference_always_reaches_its_own_end(steps):
-    curve = climbing(steps)
-    found = time_to_quality({1: curve}, {1: curve}, "max")
-    assert found.own == found.reference
-    assert found.own.median_s <= curve[-1][0]
 
 
 def test_between_two_evaluations_the_quality_changes_evenly():
