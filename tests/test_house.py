@@ -197,21 +197,21 @@ def test_network_guard_stops_other_machines_only() -> None:
 # Lines of Python that each part of the house may have, rounded up to 10. They only go down: the next aim is 28,500 of
 # source and 20,500 of tests. A change that needs more takes them from somewhere else.
 MOST_LINES = {
-    "tuning/cli/*.py": 2_470,
-    "tuning/config/*.py": 2_550,
-    "tuning/journal/*.py": 1_460,
+    "tuning/cli/*.py": 2_200,
+    "tuning/config/*.py": 2_400,
+    "tuning/journal/*.py": 1_320,
     "tuning/memory/*.py": 3_170,
-    "tuning/outside/*.py": 850,
-    "tuning/report/*.py": 3_250,
+    "tuning/outside/*.py": 870,
+    "tuning/report/*.py": 3_100,
     "tuning/search/*.py": 3_660,
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_450,
     "tuning/workers/*.py": 5_090,
-    "trainables/*.py": 11_690,
+    "trainables/*.py": 11_680,
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 760,
-    "tests/trainables/*.py": 8_130,
-    "tests/tuning/*.py": 15_960,
+    "tests/trainables/*.py": 7_990,
+    "tests/tuning/*.py": 15_310,
 }
 
 

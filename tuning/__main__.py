@@ -47,8 +47,8 @@ _VERBS = {
     "list": ("tuning.cli.runs", "list_runs"),
     "show": ("tuning.cli.runs", "show_run"),
     "report": ("tuning.cli.runs", "write_again"),
-    "export": ("tuning.cli.export", "main"),
-    "compare": ("tuning.cli.compare", "main"),
+    "export": ("tuning.cli.runs", "export_best"),
+    "compare": ("tuning.cli.runs", "compare_runs"),
     "stop": ("tuning.cli.stop", "main"),
     "doctor": ("tuning.cli.runs", "check_machine"),
 }

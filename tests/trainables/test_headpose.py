@@ -1,9 +1,6 @@
 """The head pose workload on a few drawn heads: geometry of the angles, augmentation, network, and what it refuses."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +25,7 @@ SMALL: dict[str, Any] = {"heads": 24, "image_size": 32, "val_frac": 0.34}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread_and_a_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def one_thread_and_a_cache(tmp_path_factory):
     """One torch thread, so that sums have one order, and a cache folder of the tests' own."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -39,7 +36,7 @@ def one_thread_and_a_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def resident() -> Resident:
+def resident():
     """The workload with its data, shared."""
     return Resident(HeadPose())
 
@@ -68,7 +65,7 @@ def brightness(images: Tensor) -> Tensor:
 # -- geometry -------------------------------------------------------------------------------------------------------
 
 
-def test_a_mirrored_head_has_yaw_and_roll_negated() -> None:
+def test_a_mirrored_head_has_yaw_and_roll_negated():
     mirror = np.diag([-1.0, 1.0, 1.0])
     for yaw, pitch, roll in np.random.default_rng(0).uniform(-90, 90, (10, 3)):
         np.testing.assert_allclose(
@@ -76,7 +73,7 @@ def test_a_mirrored_head_has_yaw_and_roll_negated() -> None:
         )
 
 
-def test_the_expected_angle_of_one_bin_is_its_middle() -> None:
+def test_the_expected_angle_of_one_bin_is_its_middle():
     sure = torch.full((BINS, 3, BINS), -1e4)
     sure[torch.arange(BINS), :, torch.arange(BINS)] = 0.0
     middles = torch.arange(BINS) * 3.0 - 97.5
@@ -87,7 +84,7 @@ def test_the_expected_angle_of_one_bin_is_its_middle() -> None:
 # -- augmentation ---------------------------------------------------------------------------------------------------
 
 
-def test_half_of_the_faces_are_mirrored_with_their_angles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_faces_are_mirrored_with_their_angles(monkeypatch):
     monkeypatch.setattr(headpose, "JITTER", (0.0, 0.0, 0.0, 0.0))
     batch = noise(400, 8)
     images, angles = augmented(batch, torch.arange(400))
@@ -98,7 +95,7 @@ def test_half_of_the_faces_are_mirrored_with_their_angles(monkeypatch: pytest.Mo
     assert torch.equal(angles[mirrored], batch.angles_deg[mirrored] * torch.tensor([-1.0, 1.0, -1.0]))
 
 
-def test_augmentation_in_place_gives_the_same_numbers() -> None:
+def test_augmentation_in_place_gives_the_same_numbers():
     batch, keys = noise(), torch.arange(6)
     plain = HeadPose.augment(batch, keys, config(), "")
     untouched = noise()
@@ -110,7 +107,7 @@ def test_augmentation_in_place_gives_the_same_numbers() -> None:
     assert not torch.equal(plain.image, untouched.image)
 
 
-def test_augmentation_of_a_sample_depends_on_its_key_alone() -> None:
+def test_augmentation_of_a_sample_depends_on_its_key_alone():
     batch, keys = noise(10), torch.tensor([5, 9, -3, 1 << 60, 5, 0, 1, 2, 3, 4])
     assert len(batch.image) > headpose.IMAGES_AT_ONCE
     whole = augmented(batch, keys)
@@ -120,7 +117,7 @@ def test_augmentation_of_a_sample_depends_on_its_key_alone() -> None:
     assert torch.equal(nhwc.image, whole.image)
 
 
-def test_augmentation_0_changes_nothing_and_2_more_than_1() -> None:
+def test_augmentation_0_changes_nothing_and_2_more_than_1():
     batch, keys = noise(64), torch.arange(64)
     changes = [
         (brightness(augmented(batch, keys, augmentation=s).image).mean((1, 2)) - brightness(batch.image).mean((1, 2)))
@@ -135,13 +132,13 @@ def recoloured(images: Tensor, **change: float) -> Tensor:
     return headpose._recolour(images.clone(), [torch.full((len(images),), change.get(name, 0.0)) for name in names])
 
 
-def test_brightness_scales_every_channel() -> None:
+def test_brightness_scales_every_channel():
     images = noise().image
     assert torch.equal(recoloured(images, brightness=-0.5), (images * 0.5).round().byte())
     assert torch.equal(recoloured(images, brightness=0.5), (images * 1.5).clamp(max=255).round().byte())
 
 
-def test_without_contrast_an_image_is_its_mean_brightness() -> None:
+def test_without_contrast_an_image_is_its_mean_brightness():
     images = noise().image
     flat = recoloured(images, contrast=-1.0, saturation=-1.0)
     means = brightness(images).mean(dim=(1, 2))
@@ -149,7 +146,7 @@ def test_without_contrast_an_image_is_its_mean_brightness() -> None:
 
 
 @pytest.mark.parametrize("change", [{"saturation": 0.4}, {"hue": -0.4}], ids=str)
-def test_saturation_and_hue_leave_the_brightness(change: dict[str, float]) -> None:
+def test_saturation_and_hue_leave_the_brightness(change):
     images = (110 + noise().image // 8).byte()  # pale: nothing is clipped
     found = recoloured(images, **change)
     torch.testing.assert_close(brightness(found), brightness(images), rtol=0, atol=0.6)
@@ -160,7 +157,7 @@ def test_saturation_and_hue_leave_the_brightness(change: dict[str, float]) -> No
 
 
 @pytest.mark.parametrize(("size", "width"), [(16, 8), (100, 64)])
-def test_a_network_of_any_size_gives_one_face_what_a_batch_gets(size: int, width: int) -> None:
+def test_a_network_of_any_size_gives_one_face_what_a_batch_gets(size, width):
     torch.manual_seed(0)
     model = PoseNet(width, size, 0.5).eval()
     images = noise(3, size).image
@@ -170,12 +167,12 @@ def test_a_network_of_any_size_gives_one_face_what_a_batch_gets(size: int, width
     assert len(blocks(HeadPose(), model)) == math.ceil(math.log2(size)) - 2
 
 
-def test_loss_of_an_angle_at_the_limit_is_finite(resident: Resident) -> None:
+def test_loss_of_an_angle_at_the_limit_is_finite(resident):
     batch = FaceSample(noise(2).image, torch.tensor([[99.0, -99.0, 0.0], [98.9, -98.9, 99.0]]))
     assert math.isfinite(resident.workload.loss(PoseNet(8, 16, 0.0), batch).item())
 
 
-def test_evaluate_gives_the_error_of_each_angle(resident: Resident) -> None:
+def test_evaluate_gives_the_error_of_each_angle(resident):
     class Straight(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return torch.zeros(len(images), 3, BINS)
@@ -189,7 +186,7 @@ def test_evaluate_gives_the_error_of_each_angle(resident: Resident) -> None:
 # -- data, and the loop ---------------------------------------------------------------------------------------------
 
 
-def test_splits_share_no_face_and_are_the_same_for_every_seed(resident: Resident) -> None:
+def test_splits_share_no_face_and_are_the_same_for_every_seed(resident):
     found = [HeadPose().faces(config(seed)) for seed in (0, 1)]
     assert found[0] == found[1]
     assert [len(found[0][s]) for s in ("train", "val")] == [16, 8]  # type: ignore[index]
@@ -198,7 +195,7 @@ def test_splits_share_no_face_and_are_the_same_for_every_seed(resident: Resident
     assert 10 < baseline < 35
 
 
-def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:
+def test_it_learns_the_faces_it_is_shown(resident):
     asked = config(augmentation=0.0)
     state = prepare(resident, asked, Plan(samples=16 * 15))
     train(state)
@@ -209,7 +206,7 @@ def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:
     assert error < 10 < resident.workload.baselines(asked)["mean pose"]["mae"]  # type: ignore[attr-defined]
 
 
-def test_a_folder_of_one_s_own_and_another_to_validate_on() -> None:
+def test_a_folder_of_one_s_own_and_another_to_validate_on():
     one, other = (str(rendered_heads.folder(n)) for n in (6, 4))
     faces = HeadPose().faces(Config(options={"data": one, "val_data": other, "max_train_samples": 5}))
     assert [len(faces["train"]), len(faces["val"])] == [5, 4]

@@ -1,7 +1,5 @@
 """What our workloads refuse: options that mean nothing, and to run without the packages they need."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any
@@ -23,14 +21,14 @@ from trainables.workload_files import load
         ("signals", {"val_frac": 0.0}, r"val_frac=0\.0: expected a number > 0 and <= 0\.9"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(ref: str, option: dict[str, Any], allowed: str) -> None:
+def test_options_that_mean_nothing_are_refused(ref, option, allowed):
     workload: Any = load(ref)
     with pytest.raises(WorkloadError, match=rf"workload\.{allowed}"):
         workload.dataset(Config(options=option), "val")
 
 
 @pytest.mark.parametrize(("ref", "package"), [("nli", "peft"), ("pointer", "fast_tsp"), ("headpose", "scipy")])
-def test_the_extra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, ref: str, package: str) -> None:
+def test_the_extra_that_is_not_installed_is_named(monkeypatch, ref, package):
     load(ref)  # with all that it imports, which is put back behind the test
     for name in list(sys.modules):
         if name.startswith((f"trainables.workloads.{ref}", "trainables.data", f"{package}.")):

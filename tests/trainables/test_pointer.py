@@ -1,7 +1,5 @@
 """The pointer network: what it may see and point at, that decoding is what it says, and that equal tours stay equal."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, cast
 
@@ -14,15 +12,7 @@ from tests.fakes import knobs_of
 from trainables import draws
 from trainables.data.tours import euclidean, solved
 from trainables.workload import Config, Split, WorkloadError
-from trainables.workloads.pointer import (
-    Instances,
-    Pointer,
-    PointerNet,
-    TourBatch,
-    decode,
-    features,
-    tour_lengths,
-)
+from trainables.workloads.pointer import Instances, Pointer, PointerNet, TourBatch, decode, features, tour_lengths
 
 pytestmark = pytest.mark.workload
 
@@ -61,7 +51,7 @@ def length_of(distances: Tensor, order: list[int]) -> float:
     return sum(float(distances[a, b]) for a, b in zip(order, order[1:] + order[:1], strict=True))
 
 
-def test_visited_nodes_cannot_be_pointed_at_and_all_others_can() -> None:
+def test_visited_nodes_cannot_be_pointed_at_and_all_others_can():
     batch = batch_of(7, 7)
     found = scores(network(), batch, batch["rank"], [1, 2, 3, 4, 5])
     visited = torch.stack([batch["rank"] < step for step in range(1, 6)], dim=1)
@@ -69,7 +59,7 @@ def test_visited_nodes_cannot_be_pointed_at_and_all_others_can() -> None:
     assert (found[~visited].abs() < 1e3).all()
 
 
-def test_only_start_and_current_matter_of_the_visited_nodes() -> None:
+def test_only_start_and_current_matter_of_the_visited_nodes():
     batch = batch_of(8)
     order = order_of(batch["rank"])[0]
     before = scores(network(), batch, batch["rank"], [4])[0, 0]
@@ -82,7 +72,7 @@ def test_only_start_and_current_matter_of_the_visited_nodes() -> None:
         assert torch.allclose(before[still_open], after[still_open], atol=1e-6) is not matters
 
 
-def test_nodes_have_no_order() -> None:
+def test_nodes_have_no_order():
     batch, shuffle = batch_of(9, 9), torch.randperm(9, generator=torch.Generator().manual_seed(0))
     moved = {
         "points": batch["points"][:, shuffle],
@@ -95,7 +85,7 @@ def test_nodes_have_no_order() -> None:
     assert torch.equal(decode(network(), moved), decode(network(), batch)[:, shuffle])
 
 
-def test_padding_changes_nothing() -> None:
+def test_padding_changes_nothing():
     data, workload, model = instances(5, 9, 7), PointerNet(), network()
     together = PointerNet.collate([data[i] for i in range(3)])
     alone = [PointerNet.collate([data[i]]) for i in range(3)]
@@ -109,7 +99,7 @@ def test_padding_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_gives_nearly_the_same_loss(dtype: torch.dtype) -> None:
+def test_half_precision_gives_nearly_the_same_loss(dtype):
     batch, model = batch_of(5, 9, 9), network().train()
     expected = PointerNet().loss(model, batch).item()
     with torch.autocast("cpu", dtype=dtype):
@@ -119,7 +109,7 @@ def test_half_precision_gives_nearly_the_same_loss(dtype: torch.dtype) -> None:
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def test_decoding_is_the_best_open_node_at_every_step() -> None:
+def test_decoding_is_the_best_open_node_at_every_step():
     batch, model = batch_of(7), network(seed=3)
     order = [int((batch["rank"][0] == 0).int().argmax())]
     while len(order) < 7:
@@ -131,7 +121,7 @@ def test_decoding_is_the_best_open_node_at_every_step() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_decoded_tour_is_shorter_than_the_shortest_of_all(seed: int) -> None:
+def test_no_decoded_tour_is_shorter_than_the_shortest_of_all(seed):
     batch = batch_of(3, 4, 5, 6, 7, 7, seed=seed)
     rank = decode(network(seed), batch)
     decoded, teacher = tour_lengths(batch["distances"], rank), tour_lengths(batch["distances"], batch["rank"])
@@ -166,7 +156,7 @@ def symmetry(points: Tensor, before: Tensor) -> tuple[bool, int, int]:
     raise AssertionError("not one of the eight")
 
 
-def test_augmented_instances_are_the_same_instances() -> None:
+def test_augmented_instances_are_the_same_instances():
     batch = batch_of(*[6, 9] * 60)
     found = augmented(batch, augmentation=2.0)
     assert torch.equal(found["rank"] < 0, batch["rank"] < 0)
@@ -179,7 +169,7 @@ def test_augmented_instances_are_the_same_instances() -> None:
     assert 0.3 < sum(turned) / len(turned) < 0.7  # gone round the other way
 
 
-def test_the_knob_is_how_many_instances_are_augmented() -> None:
+def test_the_knob_is_how_many_instances_are_augmented():
     batch = batch_of(*[6] * 200)
     for strength, share in ((0.0, 0.0), (1.0, 0.5), (2.0, 1.0)):
         found = augmented(batch, augmentation=strength)
@@ -190,7 +180,7 @@ def test_the_knob_is_how_many_instances_are_augmented() -> None:
         assert changed.double().mean().item() == pytest.approx(share * 95 / 96, abs=0.0 if share == 0 else 0.06)
 
 
-def test_augmentation_depends_on_the_keys_alone() -> None:
+def test_augmentation_depends_on_the_keys_alone():
     data = instances(6, 9, 7, 9)
     keys = torch.tensor([11, 22, 33, 44])
     together = augmented(PointerNet.collate([data[i] for i in range(4)]), keys, augmentation=2.0)
@@ -208,7 +198,7 @@ class Mixed(PointerNet):
         return instances(*[5, 6, 7, 7] * 2, seed=1)
 
 
-def test_it_learns_shortest_tours_by_heart() -> None:
+def test_it_learns_shortest_tours_by_heart():
     torch.manual_seed(0)
     model, workload, batch = Pointer(width=32, layers=2, dropout=0.0), PointerNet(), batch_of(*[8] * 8)
     before = workload.evaluate(model, [batch])["gap"]
@@ -220,7 +210,7 @@ def test_it_learns_shortest_tours_by_heart() -> None:
     assert workload.evaluate(model.eval(), [batch])["gap"] < min(0.005, before / 4)
 
 
-def test_baselines_are_the_nearest_node_and_the_mean_tour() -> None:
+def test_baselines_are_the_nearest_node_and_the_mean_tour():
     workload = Mixed()
     nearest, chance = [], []
     data = workload.dataset(Config(), "val")
@@ -238,6 +228,6 @@ def test_baselines_are_the_nearest_node_and_the_mean_tour() -> None:
     assert found["random tour"]["gap"] == pytest.approx(sum(chance) / len(chance), rel=1e-4)
 
 
-def test_refuses_a_width_that_the_heads_do_not_divide() -> None:
+def test_refuses_a_width_that_the_heads_do_not_divide():
     with pytest.raises(WorkloadError, match=r"knobs\.hidden_size=50: expected a multiple of 4"):
         PointerNet().model(Config(knobs_of(hidden_size=50)))

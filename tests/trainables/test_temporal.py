@@ -1,7 +1,5 @@
 """The temporal workload: three models on windows of market bars, its options, and rules that need no network."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,13 @@ from torch import Tensor, nn
 from tests.fakes import heard
 from trainables.data.errors import DataError
 from trainables.knobs import Knobs
-from trainables.loop import Evaluation, prepare, train
+from trainables.loop import Evaluation, prepare
 from trainables.our_knobs import EVERY
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Config, WorkloadError, blocks
+from trainables.workload import Config, WorkloadError
 from trainables.workloads import temporal
-from trainables.workloads.temporal import BarBlock, Temporal
+from trainables.workloads.temporal import Temporal
 
 pytestmark = pytest.mark.workload
 
@@ -42,14 +40,14 @@ def bars_file(path: Path, count: int = 1200, step: str = "1h") -> Path:
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def options(tmp_path_factory):
     """Options for a small file with three frames."""
     path = bars_file(tmp_path_factory.mktemp("bars") / "spells.csv")
     return {"data": str(path), "timeframes": "1h:14 4h:4 1D:2"}
 
 
 @pytest.fixture(scope="module")
-def resident() -> Resident:
+def resident():
     return Resident(Temporal())
 
 
@@ -63,7 +61,7 @@ def logits(model: nn.Module, windows: Tensor) -> Tensor:
         return model.eval()(windows)
 
 
-def test_the_default_data_is_real_and_splits_by_time() -> None:
+def test_the_default_data_is_real_and_splits_by_time():
     workload = Temporal()
     for path in (None, temporal.STOCKS_FILE):
         asked = Config(options={"data": None if path is None else str(path)})
@@ -75,7 +73,7 @@ def test_the_default_data_is_real_and_splits_by_time() -> None:
     assert [f.name for f in workload.frames(asked)] == ["1D", "1W", "1M"]
 
 
-def test_without_the_package_the_embedded_stocks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_embedded_stocks_are_read(monkeypatch):
     def gone(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -84,7 +82,7 @@ def test_without_the_package_the_embedded_stocks_are_read(monkeypatch: pytest.Mo
     assert [f.name for f in Temporal().frames(asked)] == ["1D", "1W", "1M"]
 
 
-def test_frames_follow_the_data_unless_they_are_given(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_frames_follow_the_data_unless_they_are_given(tmp_path, options):
     workload = Temporal()
     quarter = str(bars_file(tmp_path / "quarter.csv", 4000, "15m"))
     assert [f.name for f in workload.frames(config({"data": quarter}))] == ["1h", "4h", "1D"]
@@ -100,7 +98,7 @@ def test_frames_follow_the_data_unless_they_are_given(tmp_path: Path, options: d
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_learns_what_can_be_known(options: dict[str, Any], resident: Resident, kind: str) -> None:
+def test_every_kind_learns_what_can_be_known(options, resident, kind):
     asked = config(options, architecture=kind)
     state = prepare(resident, asked, Plan(samples=2000, milestones=(2000,)))
     (result,) = [event for event in heard(state) if isinstance(event, Evaluation)]
@@ -108,7 +106,7 @@ def test_every_kind_learns_what_can_be_known(options: dict[str, Any], resident: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sample_is_judged_alone_and_by_every_frame(options: dict[str, Any], kind: str) -> None:
+def test_a_sample_is_judged_alone_and_by_every_frame(options, kind):
     torch.manual_seed(0)
     workload = Temporal()
     model = workload.model(config(options, architecture=kind))
@@ -122,31 +120,12 @@ def test_a_sample_is_judged_alone_and_by_every_frame(options: dict[str, Any], ki
     assert (windows.grad.abs().sum(dim=2) > 0).all()  # no bar of no frame is passed over
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_blocks_can_be_recomputed(options: dict[str, Any], resident: Resident, kind: str) -> None:
-    weights = []
-    for recompute in (False, True):
-        asked = config(options, architecture=kind, activation_checkpointing=recompute)
-        state = prepare(resident, asked, Plan(samples=64))
-        train(state)
-        weights.append([p.detach().clone() for p in state.model.parameters()])
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*weights, strict=True))
-    assert len(blocks(resident.workload, state.model)) == (3 if kind == "lstm" else 2)
-
-
-def test_a_transformer_has_whole_heads(options: dict[str, Any]) -> None:
+def test_a_transformer_has_whole_heads(options):
     with pytest.raises(WorkloadError, match=r"hidden_size=40: a transformer needs a multiple of 16"):
         Temporal().model(config(options, architecture="transformer", hidden_size=40))
 
 
-def test_attention_alone_does_not_know_the_order_of_bars() -> None:
-    torch.manual_seed(0)
-    block, hidden = BarBlock(32, dropout=0.0).eval(), torch.randn(2, 6, 32)
-    order = torch.randperm(6)
-    assert torch.allclose(block(hidden[:, order]), block(hidden)[:, order], atol=1e-6)
-
-
-def test_rules_are_named_and_know_their_data(options: dict[str, Any], tmp_path: Path) -> None:
+def test_rules_are_named_and_know_their_data(options, tmp_path):
     found = {name: v["accuracy"] for name, v in Temporal().baselines(config(options)).items()}
     assert list(found) == ["majority class", "last known label", "hour of day", "logistic regression"]
     assert 0.5 <= found["majority class"] < 0.6

@@ -4,8 +4,6 @@ Covered: what the four methods return, same seed same weights, same data at ever
 evaluation does not depend on the batch size, and that samples reach loader workers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,12 +36,12 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def resident(workload_ref: str) -> Resident:
+def resident(workload_ref):
     return Resident(load(workload_ref))
 
 
 @pytest.fixture(scope="module")
-def config(resident: Resident, workload_ref: str) -> Config:
+def config(resident, workload_ref):
     options = {**dict(getattr(resident.workload, "options", {})), **SMALL.get(workload_ref, {})}
     rate = typical_rate(space_of(workload_ref, resident.workload).get("learning_rate", 1e-3))
     rows = table_of(resident.workload)
@@ -71,26 +69,26 @@ def first_batch(resident: Resident, config: Config, count: int = 4) -> Any:
     return collate_of(resident.workload)([dataset[i] for i in range(count)])
 
 
-def test_it_keeps_the_protocol(resident: Resident) -> None:
+def test_it_keeps_the_protocol(resident):
     assert isinstance(resident.workload, Workload)
     assert set(resident.workload.objectives.values()) <= {"min", "max"}
 
 
-def test_splits_have_samples_and_are_the_same_at_every_call(resident: Resident, config: Config) -> None:
+def test_splits_have_samples_and_are_the_same_at_every_call(resident, config):
     for split in ("train", "val"):
         one, two = (resident.workload.dataset(config, split) for _ in range(2))
         assert size_of(one) == size_of(two) > 0
         assert repr(one[0]) == repr(two[0])
 
 
-def test_the_loss_is_one_finite_number_with_gradients(resident: Resident, config: Config) -> None:
+def test_the_loss_is_one_finite_number_with_gradients(resident, config):
     loss = resident.workload.loss(resident.model(config), first_batch(resident, config))
     assert loss.shape == ()
     assert math.isfinite(loss.item())
     assert loss.requires_grad
 
 
-def test_the_loss_is_a_mean_over_the_batch(resident: Resident, config: Config) -> None:
+def test_the_loss_is_a_mean_over_the_batch(resident, config):
     model = resident.model(config).eval()
     with torch.no_grad():
         dataset, collate = resident.dataset(config, "train"), collate_of(resident.workload)
@@ -99,7 +97,7 @@ def test_the_loss_is_a_mean_over_the_batch(resident: Resident, config: Config) -
     assert whole.item() == pytest.approx(sum(each) / 4, rel=1e-3, abs=1e-4)
 
 
-def test_same_seed_same_weights(resident: Resident, config: Config) -> None:
+def test_same_seed_same_weights(resident, config):
     made = []
     for _ in range(2):
         torch.manual_seed(7)
@@ -107,7 +105,7 @@ def test_same_seed_same_weights(resident: Resident, config: Config) -> None:
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
 
 
-def test_each_own_knob_says_whether_the_model_reads_it(resident: Resident, config: Config, workload_ref: str) -> None:
+def test_each_own_knob_says_whether_the_model_reads_it(resident, config, workload_ref):
     read: set[str] = set()
     resident.workload.model(replace(config, knobs=ReadKnobs(config.knobs, read)))
     own = table_of(resident.workload).own
@@ -116,7 +114,7 @@ def test_each_own_knob_says_whether_the_model_reads_it(resident: Resident, confi
     assert workload_ref not in BUILT_IN or shaping <= read, "a row says that model reads it"
 
 
-def test_every_optimised_parameter_is_trainable_and_in_one_group(resident: Resident, config: Config) -> None:
+def test_every_optimised_parameter_is_trainable_and_in_one_group(resident, config):
     model = resident.model(config)
     grouped = [id(p) for group in parameter_groups(resident.workload, model, config) for p in group["params"]]
     trainable = {id(p) for p in model.parameters() if p.requires_grad}
@@ -124,13 +122,13 @@ def test_every_optimised_parameter_is_trainable_and_in_one_group(resident: Resid
     assert set(grouped) == trainable
 
 
-def test_training_lowers_the_loss(resident: Resident, config: Config) -> None:
+def test_training_lowers_the_loss(resident, config):
     state = prepare(resident, config.with_knobs(micro_batch_size=8), Plan(samples=160, window_s=0.0))
     losses = [event.loss for event in heard(state) if isinstance(event, Window)]
     assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4
 
 
-def test_evaluation_is_the_same_whatever_the_batch_size(resident: Resident, config: Config) -> None:
+def test_evaluation_is_the_same_whatever_the_batch_size(resident, config):
     """A mean over batches needs weights: the last of the larger ones has one sample, where the split is small."""
     found = []
     for size in (1, min(64, size_of(resident.dataset(config, "val")) - 1)):
@@ -141,7 +139,7 @@ def test_evaluation_is_the_same_whatever_the_batch_size(resident: Resident, conf
         assert found[0].values[name] == pytest.approx(found[1].values[name], rel=1e-2, abs=1e-3)
 
 
-def test_loader_workers_deliver_the_same_batches(resident: Resident, config: Config) -> None:
+def test_loader_workers_deliver_the_same_batches(resident, config):
     plain = prepare(resident, config, Plan(samples=16))
     train(plain)
     weights = [p.detach().clone() for p in plain.model.parameters() if p.requires_grad]
@@ -152,7 +150,7 @@ def test_loader_workers_deliver_the_same_batches(resident: Resident, config: Con
 
 
 @pytest.mark.parametrize("ram_cache", [False, True])
-def test_a_batch_made_at_once_is_the_one_collated(resident: Resident, config: Config, ram_cache: bool) -> None:
+def test_a_batch_made_at_once_is_the_one_collated(resident, config, ram_cache):
     plain = resident.dataset(config.with_knobs(ram_cache=False), "train")
     found = resident.dataset(config.with_knobs(ram_cache=ram_cache), "train")
     indices = (5, 0, size_of(plain) - 1, 5)
@@ -168,7 +166,7 @@ def described(batch: Any) -> str:
     return repr(mapped(lambda t: t.new_empty(0, *t.shape), batch))
 
 
-def test_system_knobs_leave_what_is_learned_alone(resident: Resident, config: Config, workload_ref: str) -> None:
+def test_system_knobs_leave_what_is_learned_alone(resident, config, workload_ref):
     """A study measures the same before it trusts them: what fails here is searched there as a knob of both kinds."""
     changes = {"micro_batch_size": 4, "length_bucketing": True, "activation_checkpointing": True, "ram_cache": True}
     found = kinds.differing(resident, config, {**changes, "channels_last": True})
@@ -177,14 +175,14 @@ def test_system_knobs_leave_what_is_learned_alone(resident: Resident, config: Co
     assert not found
 
 
-def test_validation_covers_every_sample(resident: Resident, config: Config) -> None:
+def test_validation_covers_every_sample(resident, config):
     dataset = resident.dataset(config, "val")
     count = size_of(dataset)
     given = validation_loader(list(range(count)), list, 5, resident.lengths(config, "val"), config)  # type: ignore[arg-type]
     assert sorted(index for batch in given for index in batch) == list(range(count))
 
 
-def test_evaluation_needs_no_more_memory_than_training(resident: Resident, config: Config) -> None:
+def test_evaluation_needs_no_more_memory_than_training(resident, config):
     """Else a run that training would have had room for ends when it is judged."""
     state = prepare(resident, config, Plan(samples=8, milestones=(8,), cap_bytes=1 << 62))
     peaks: list[int] = []
@@ -193,11 +191,11 @@ def test_evaluation_needs_no_more_memory_than_training(resident: Resident, confi
     assert peaks[-1] == max(peaks[:-1])
 
 
-def test_baselines_speak_of_the_objectives(resident: Resident, config: Config) -> None:
+def test_baselines_speak_of_the_objectives(resident, config):
     for name, values in baselines(resident.workload, config).items():
         assert set(values) <= set(resident.workload.objectives), name
 
 
-def test_a_built_in_has_blocks_to_checkpoint(resident: Resident, config: Config, workload_ref: str) -> None:
+def test_a_built_in_has_blocks_to_checkpoint(resident, config, workload_ref):
     if workload_ref in BUILT_IN:
         assert len(blocks(resident.workload, resident.model(config))) > 0

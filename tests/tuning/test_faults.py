@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tuning.cli.runs import list_runs, show_run
-from tuning.config.errors import ConfigError, StoppedEarly
+from tuning.config.errors import ConfigError
 from tuning.config.shareable import MASK, is_masked, is_secret, masked, masked_items
-from tuning.journal.events import NoteRecord
 from tuning.journal.format import line_of
 from tuning.journal.records import Journal, Record, read
 from tuning.journal.runs import known_runs
@@ -103,20 +102,6 @@ def test_draft_of_a_killed_writer_is_swept(tmp_path: Path) -> None:
     (tmp_path / ".best.yaml.0123abcd.draft").write_text("half")
     Journal.open(tmp_path / "trials.jsonl", create=True).close()
     assert not list(tmp_path.glob(".*.draft"))
-
-
-def test_records_of_a_deleted_run_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "lost"
-    folder.mkdir()
-    journal = Journal.open(folder / "trials.jsonl", create=True)
-    journal.append(NoteRecord, text="first")
-    (folder / "trials.jsonl").unlink()
-    with pytest.raises(StoppedEarly, match=r"lost\.jsonl"):
-        journal.append(NoteRecord, text="second")
-    records, warnings = read(tmp_path / "lost.jsonl")
-    assert ([record.get("text") for record in records], warnings) == (["first"], [])
-    journal.close()
 
 
 @pytest.mark.parametrize("own", [{"mono": 10**400}, {"mono": float("nan")}, {"t": "0001-01-01T00:00:00+23:00"}])

@@ -1,7 +1,5 @@
 """The other verbs: what they print for people and for programs, in which order, and what they say to bad input."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -38,7 +36,7 @@ def written(folder: Path, records: Sequence[Record]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_runs(tmp_path_factory: pytest.TempPathFactory, records: list[Record]) -> Path:
+def two_runs(tmp_path_factory, records):
     """An older run that was cut off behind its pick, and a newer whole one; each record waits for the disk."""
     runs = tmp_path_factory.mktemp("runs")
     written(runs / "mine" / OLDEST, [r for r in records if r.get("stage") != "export"])
@@ -47,7 +45,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory, records: list[Record]) ->
 
 
 @pytest.fixture
-def runs_dir(tmp_path: Path, two_runs: Path) -> Path:
+def runs_dir(tmp_path, two_runs):
     """A copy of the two runs, below a path with a space."""
     return Path(shutil.copytree(two_runs, tmp_path / "my runs"))
 
@@ -59,9 +57,7 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[in
     return code, out, err
 
 
-def test_list_has_the_newest_last_whatever_the_runs_are_called(
-    runs_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_has_the_newest_last_whatever_the_runs_are_called(runs_dir, capsys):
     code, out, err = answered(capsys, "list", "--runs-dir", runs_dir)
     assert (code, err) == (0, "")
     first, second = (re.split(r" {2,}", line) for line in out.splitlines())
@@ -74,14 +70,14 @@ def test_list_has_the_newest_last_whatever_the_runs_are_called(
     assert rows[0]["began"] <= rows[1]["began"]
 
 
-def test_list_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_nothing_says_so(tmp_path, capsys):
     code, out, err = answered(capsys, "list", "--runs-dir", tmp_path)
     assert (code, out) == (0, "")
     assert f"no runs in {tmp_path}" in err
     assert answered(capsys, "list", "--runs-dir", tmp_path, "--json") == (0, "[]\n", "")
 
 
-def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir, capsys):
     _, out, err = answered(capsys, "show", OLDEST, "--runs-dir", runs_dir)
     assert out.startswith("Set ")
     assert "(trial t007)" in out
@@ -89,9 +85,7 @@ def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir: Path, capsys
     assert answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[2] == ""
 
 
-def test_show_before_a_pick_has_the_way_on_as_the_next_command(
-    tmp_path: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_before_a_pick_has_the_way_on_as_the_next_command(tmp_path, records, capsys):
     written(tmp_path / "nli" / "early", [r for r in records[:20] if r.event != "probe"])
     _, out, err = answered(capsys, "show", "early", "--runs-dir", tmp_path)
     assert "No configuration was picked" in out
@@ -101,7 +95,7 @@ def test_show_before_a_pick_has_the_way_on_as_the_next_command(
     assert err == ""
 
 
-def test_every_printed_command_is_one_that_a_shell_takes(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_printed_command_is_one_that_a_shell_takes(runs_dir, capsys):
     out = answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[1]
     commands = out[out.index("\nnext") + 5 :].partition("\n\n")[0].strip().splitlines()
     assert shlex.split(commands[0])[-1] == str(runs_dir / "nli" / NEWEST / "best.yaml")
@@ -110,9 +104,7 @@ def test_every_printed_command_is_one_that_a_shell_takes(runs_dir: Path, capsys:
     ]
 
 
-def test_a_run_is_named_by_its_folder_too(
-    runs_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_named_by_its_folder_too(runs_dir, capsys, monkeypatch):
     _, by_id, _ = answered(capsys, "show", NEWEST, "--json", "--runs-dir", runs_dir)
     monkeypatch.chdir(runs_dir / "nli")
     for asked in (runs_dir / "nli" / NEWEST, NEWEST, f"../nli/{NEWEST}"):
@@ -125,9 +117,7 @@ def test_a_run_is_named_by_its_folder_too(
 @pytest.mark.parametrize(
     ("asked", "remedy"), [("nope", "--runs-dir PATH, if it"), (NEWEST[:-2], f"did you mean {NEWEST}?")]
 )
-def test_an_unknown_run_is_named_as_it_was_typed(
-    runs_dir: Path, asked: str, remedy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_run_is_named_as_it_was_typed(runs_dir, asked, remedy, capsys):
     code, out, err = answered(capsys, "show", asked, "--runs-dir", runs_dir)
     assert (code, out) == (2, "")
     assert err.startswith(
@@ -137,7 +127,7 @@ def test_an_unknown_run_is_named_as_it_was_typed(
     assert "resume=" not in err
 
 
-def test_an_unknown_command_has_the_nearest_and_none_has_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_has_the_nearest_and_none_has_all(capsys):
     code, _, err = answered(capsys, "shwo")
     assert (code, "no command 'shwo'; did you mean show?" in err) == (2, True)
     code, out, _ = answered(capsys)
@@ -146,9 +136,7 @@ def test_an_unknown_command_has_the_nearest_and_none_has_all(capsys: pytest.Capt
     assert answered(capsys, "--version")[:2] == (0, f"cardtune {__version__}\n")
 
 
-def test_a_run_of_another_version_or_without_a_journal_is_a_sentence(
-    runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_another_version_or_without_a_journal_is_a_sentence(runs_dir, records, capsys):
     for name, schema in (("later", 3), ("earlier", 1)):
         study = dataclasses.replace(records[0], fields={**records[0].fields, "schema": schema})
         written(runs_dir / "nli" / name, [study, *records[1:]])
@@ -171,9 +159,7 @@ def test_a_run_of_another_version_or_without_a_journal_is_a_sentence(
     assert "damaged" in err or "no whole record" in err
 
 
-def test_ablate_says_that_a_secret_was_not_written_down(
-    runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ablate_says_that_a_secret_was_not_written_down(runs_dir, records, capsys):
     workload = {**records[0]["config"]["workload"], "options": {"model": None, "hub_token": "***"}}
     config = {**records[0]["config"], "workload": workload}
     study = dataclasses.replace(records[0], fields={**records[0].fields, "config": config})
@@ -183,9 +169,7 @@ def test_ablate_says_that_a_secret_was_not_written_down(
     assert err.startswith("error: run secret: workload.hub_token is a secret, which was not written down\n")
 
 
-def test_ablate_says_that_nothing_differs(
-    runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ablate_says_that_nothing_differs(runs_dir, records, capsys):
     best = summary.of_run(History(records)).best
     assert best is not None
     given = {name for name in summary.of_run(History(records)).named if name not in ("best", "most_accurate")}
@@ -199,14 +183,14 @@ def test_ablate_says_that_nothing_differs(
     assert "the best of run alike and before differ in nothing that changes speed" in err
 
 
-def test_help_loads_nothing_that_takes_long() -> None:
+def test_help_loads_nothing_that_takes_long():
     heavy = "{'torch', 'ray', 'matplotlib', 'pydantic', 'rich', 'optuna'}"
     code = f"import sys; from tuning.__main__ import main; main(['-h']); sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [["tuning", "list", "--json"], ["tuning.run", "--help"]])
-def test_a_reader_that_has_gone_ends_the_command_without_a_word(arguments: list[str], runs_dir: Path) -> None:
+def test_a_reader_that_has_gone_ends_the_command_without_a_word(arguments, runs_dir):
     with_runs = [*arguments, "--runs-dir", str(runs_dir)] if "list" in arguments else arguments
     command = [sys.executable, "-m", *with_runs]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -217,19 +201,7 @@ def test_a_reader_that_has_gone_ends_the_command_without_a_word(arguments: list[
     assert process.returncode == 141
 
 
-def test_show_lists_the_trials_of_the_newest_run(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = answered(capsys, "show", "last", "--runs-dir", runs_dir)
-    assert code == 0
-    assert NEWEST in out
-    listed = out[out.index("\ntrial") :].splitlines()[3:]
-    assert [row.split()[0] for row in listed if row.startswith("t0")] == [f"t{n:03d}" for n in range(11)]
-    assert "t007 best" in out
-    assert "batch_size=" in out
-
-
-def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(
-    runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(runs_dir, records, capsys):
     early = list(records[: next(n for n, r in enumerate(records) if r.event == "pick")])
     study = dataclasses.replace(early[0], fields={**early[0].fields, "id": "early"})
     written(runs_dir / "nli" / "early", [study, *(r for r in early[1:] if r.event != "trial" or r["trial"] != "t007")])
@@ -242,7 +214,7 @@ def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(
     assert answered(capsys, "compare", NEWEST, "nope", "--runs-dir", runs_dir)[0] == 2
 
 
-def test_each_best_is_compared_by_the_knobs_of_its_own_run_and_by_their_values(found: Summary) -> None:
+def test_each_best_is_compared_by_the_knobs_of_its_own_run_and_by_their_values(found):
     def of(own: dict[str, Knob], **config: Scalar) -> Summary:
         best = dataclasses.replace(found.named["best"], config={**config, "amp_dtype": "bf16"})
         study = dataclasses.replace(found.study, asked=("learning_rate", "amp_dtype", *own))
@@ -256,25 +228,17 @@ def test_each_best_is_compared_by_the_knobs_of_its_own_run_and_by_their_values(f
     assert shown == {"learning_rate": ["1.2341e-3", "1.2288e-3"], "depth": ["-", "4"]}
 
 
-def test_a_run_that_nobody_runs_cannot_be_stopped(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("writer", "says"), [(None, "is not running on this machine"), (IN_ANOTHER_CONTAINER, "is of another container")]
+)
+def test_a_run_that_nobody_here_runs_is_not_signalled(runs_dir, capsys, monkeypatch, writer, says):
+    monkeypatch.setattr(stop, "writer_of", lambda path: writer)
     code, _, err = answered(capsys, "stop", NEWEST, "--runs-dir", runs_dir)
-    assert code == 2
-    assert f"run {NEWEST} is not running on this machine" in err
-
-
-def test_a_run_of_another_container_is_not_signalled(
-    runs_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stop, "writer_of", lambda path: IN_ANOTHER_CONTAINER)
-    code, _, err = answered(capsys, "stop", NEWEST, "--runs-dir", runs_dir)
-    assert code == 2
-    assert "is of another container" in err
+    assert (code, f"run {NEWEST} {says}" in err) == (2, True)
 
 
 @pytest.mark.parametrize(("platform", "arguments"), [("win32", ["run", "workload=nli"]), ("darwin", ["doctor"])])
-def test_native_windows_and_macos_are_answered_in_one_sentence(
-    platform: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_native_windows_and_macos_are_answered_in_one_sentence(platform, arguments, monkeypatch, capsys):
     monkeypatch.setattr(sys, "platform", platform)
     assert __main__.main(arguments) == 3
     said = capsys.readouterr().err

@@ -3,9 +3,9 @@
     time,open,high,low,close,volume
     2024-01-02 00:00:00,1.05236,1.05253,1.05221,1.05227,1435
 
-The header names the columns, in any order and case: `time` (or date, datetime, timestamp), four prices, and where there
-are any `volume`, `adj close` and `ticker` (or symbol). A time is ISO 8601, or dd.mm.yyyy HH:MM:SS.fff as Dukascopy
-writes it; without an offset it is taken as UTC. A file may be gzipped.
+The header names the columns, in any order and case: `time` (or date, datetime, timestamp), four prices, and if there
+are any `volume`, `adj close` and `ticker` (or symbol). A time is ISO 8601, or `DUKASCOPY`'s, as in gym-anytrading; it
+is in UTC if it has no offset. A file may be gzipped.
 
 A bar is stamped with the time at which it *opened*. Its values are known only when it has closed.
 """
@@ -15,9 +15,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pandas as pd
@@ -29,6 +27,7 @@ from trainables.data.timeframes import Bars
 BAR_SUFFIXES = (".csv", ".csv.gz")
 PRICES = ("open", "high", "low", "close")
 BAR_COLUMNS = (*PRICES, "volume")
+DUKASCOPY = "%d.%m.%Y %H:%M:%S.%f"
 PRICE_ROUNDING_FRAC = 1e-4
 """A high below the close (or the like) by up to this share of the price is put right, being rounding; more is refused.
 Adjusted prices are rounded column by column."""
@@ -39,22 +38,6 @@ _NAMES = {  # canonical name -> how headers call it, the first found counts
     "adjusted": ("adj close",),
     "symbol": ("ticker", "symbol"),
 }
-_TIMES = (  # pattern of the first value, format
-    (r"\d{4}-\d\d-\d\d.*", "ISO8601"),
-    (r"\d\d\.\d\d\.\d{4} \d\d:\d\d:\d\d\.\d+", "%d.%m.%Y %H:%M:%S.%f"),
-)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A file's cells as text by their canonical names, not yet checked; the row labelled `i` stands in line `i + 1`."""
-
-    path: Path
-    columns: pd.DataFrame
-
-    def wrong(self, label: int, field: str, found: str, allowed: str, remedy: str = "") -> NoReturn:
-        """Raises DataError for the row labelled so."""
-        raise wrong(self.path, found, allowed, line=label + 1, field=field, remedy=remedy)
 
 
 def read(path: Path) -> dict[str, pd.DataFrame]:
@@ -72,7 +55,7 @@ def read(path: Path) -> dict[str, pd.DataFrame]:
         raise wrong(path, "no file of market bars", allowed, remedy=OTHER_LAYOUTS)
     found: dict[str, pd.DataFrame] = {}
     for file in files:
-        for symbol, bars in _checked(_table(file)).items():
+        for symbol, bars in _checked(file, _table(file)).items():
             if symbol in found:
                 raise wrong(file, f"bars of {symbol}, as in another file", "one file with all bars of a symbol")
             found[symbol] = bars
@@ -111,8 +94,11 @@ def times_us(bars: pd.DataFrame) -> NDArray[np.int64]:
     return opened
 
 
-def _table(path: Path) -> Table:
-    """Returns the file's cells; raises DataError for a file that cannot be read, or lacks a column."""
+def _table(path: Path) -> pd.DataFrame:
+    """Returns the file's cells as text by canonical names; the row labelled `i` stands in line `i + 1`.
+
+    Raises DataError for a file that cannot be read, or lacks a column.
+    """
     if not path.is_file():
         raise wrong(path, "no such file", "a file or a folder of market bars")
     if not path.name.endswith(BAR_SUFFIXES):
@@ -136,46 +122,46 @@ def _table(path: Path) -> Table:
     columns = pd.DataFrame(named)[(cells != "").any(axis=1)][1:]
     if columns.empty:
         raise wrong(path, "no bar", "at least one")
-    return Table(path, columns)
+    return columns
 
 
-def _checked(table: Table) -> dict[str, pd.DataFrame]:
+def _checked(path: Path, columns: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Returns the table's bars by symbol, each symbol's sorted and unique."""
-    columns = table.columns
-    times = _times(table)
-    values = {name: _numbers(table, name) for name in (*BAR_COLUMNS, "adjusted") if name in columns}
+    times = _times(path, columns["time"])
+    values = {name: _numbers(path, name, columns[name]) for name in (*BAR_COLUMNS, "adjusted") if name in columns}
     values.setdefault("volume", pd.Series(0.0, index=columns.index))
-    _check_prices(table, values)
+    _check_prices(path, values)
     if "adjusted" in values:
         factor = values.pop("adjusted") / values["close"]
         values |= {name: values[name] * factor for name in PRICES}
     bars = pd.DataFrame({"time": times, **{name: values[name] for name in BAR_COLUMNS}})
-    stem = table.path.name.removesuffix(".gz").removesuffix(".csv")
+    stem = path.name.removesuffix(".gz").removesuffix(".csv")
     bars["symbol"] = columns["symbol"].astype(str) if "symbol" in columns else stem
     bars = bars.sort_values(["symbol", "time"], kind="stable").drop_duplicates()
     again = bars.duplicated(["symbol", "time"])
     if again.any():
         label = bars.index[again][0]
-        table.wrong(label, "time", f"a second, different bar of {times[label]}", "one bar at a time")
+        found = f"a second, different bar of {times[label]}"
+        raise wrong(path, found, "one bar at a time", line=label + 1, field="time")
     return {
         str(symbol): part.drop(columns="symbol").set_index("time").rename_axis("open_time")
         for symbol, part in bars.groupby("symbol")
     }
 
 
-def _numbers(table: Table, name: str) -> pd.Series[float]:
+def _numbers(path: Path, name: str, column: pd.Series[str]) -> pd.Series[float]:
     """Returns the column as float64; prices are to be positive, volumes not negative."""
-    column = table.columns[name]
     numbers = pd.to_numeric(column, errors="coerce").astype("float64")
     positive = name != "volume"
     bad = ~np.isfinite(numbers) | ((numbers <= 0.0) if positive else (numbers < 0.0))
     if bad.any():
         label = numbers.index[bad][0]
-        table.wrong(label, name, f"{column[label]!r:.60}", "a number > 0" if positive else "a number >= 0")
+        allowed = "a number > 0" if positive else "a number >= 0"
+        raise wrong(path, f"{column[label]!r:.60}", allowed, line=label + 1, field=name)
     return numbers
 
 
-def _check_prices(table: Table, values: Mapping[str, pd.Series[float]]) -> None:
+def _check_prices(path: Path, values: Mapping[str, pd.Series[float]]) -> None:
     """Raises the highs and lowers the lows that rounding put wrong; raises DataError for those it cannot explain."""
     body = pd.concat([values["open"], values["close"]], axis=1)
     for name, other, right in (("high", body.max(axis=1), np.maximum), ("low", body.min(axis=1), np.minimum)):
@@ -186,20 +172,17 @@ def _check_prices(table: Table, values: Mapping[str, pd.Series[float]]) -> None:
             label = given.index[bad][0]
             side = "below" if name == "high" else "above"
             found = f"{given[label]:g}, {side} open or close ({other[label]:g})"
-            table.wrong(label, name, found, "low <= open, close <= high")
+            raise wrong(path, found, "low <= open, close <= high", line=label + 1, field=name)
         values[name][:] = fixed
 
 
-def _times(table: Table) -> pd.Series[pd.Timestamp]:
-    """Returns when each bar opened, in UTC, to the microsecond; the layout is told by the first value."""
-    text = table.columns["time"].str.strip()
-    first = text.index[0]
-    layout = next((layout for pattern, layout in _TIMES if re.fullmatch(pattern, str(text[first]))), None)
-    if layout is None:
-        allowed = "ISO 8601, or dd.mm.yyyy HH:MM:SS.fff"
-        table.wrong(first, "time", f"{text[first]!r:.60}", allowed, remedy=OTHER_LAYOUTS)
+def _times(path: Path, column: pd.Series[str]) -> pd.Series[pd.Timestamp]:
+    """Returns when each bar opened, in UTC, to the microsecond."""
+    text = column.str.strip()
+    layout = DUKASCOPY if re.match(r"\d\d\.\d\d\.\d{4} ", text.iloc[0]) else "ISO8601"
     times = pd.to_datetime(text, format=layout, utc=True, errors="coerce")
     if times.isna().any():
         label = times.index[times.isna()][0]
-        table.wrong(label, "time", f"{text[label]!r:.60}", f"a time written as the first one, {text[first]!r:.40}")
+        allowed, found = "ISO 8601, or dd.mm.yyyy HH:MM:SS.fff", f"{text[label]!r:.60}"
+        raise wrong(path, found, allowed, line=label + 1, field="time", remedy=OTHER_LAYOUTS)
     return times.dt.as_unit("us")

@@ -5,7 +5,6 @@ The windows are kept beside the run's records in `ablation.jsonl`; what that hol
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -27,32 +26,24 @@ from tuning.journal.run import History
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, require_known
 from tuning.report import export, report, summary, text
 from tuning.search import ablation
-from tuning.search.ablation import Change
 from tuning.search.confirm import measure_windows, windows_s
 from tuning.workers import machine, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the arguments of the command."""
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
     does = "Measures the best less one knob at a time, and `before` with one more, in windows that take turns."
     made = with_id("ablate", does)
     made.add_argument("--rounds", type=int, default=5, help="windows of each configuration, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
-    made.add_argument("--only", default="", metavar="KNOBS", help="these knobs alone, separated by commas")
-    return made
-
-
-def main(argv: Sequence[str]) -> int:
-    """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
-    asked = parser().parse_args(argv)
+    asked = made.parse_args(argv)
     if not 2 <= asked.rounds <= 100:
         raise ConfigError(f"--rounds {asked.rounds}", allowed="2 to 100", remedy="--rounds 5")
     if not 0 < asked.window <= 600:
-        raise ConfigError(
-            f"--window {asked.window:g}", allowed="more than 0 and at most 600 seconds", remedy="--window 1"
-        )
+        what = f"--window {asked.window:g}"
+        raise ConfigError(what, allowed="more than 0 and at most 600 seconds", remedy="--window 1")
     folder = find_run(asked.runs_dir, asked.id)
     if any(writer_of(folder / name) is not None for name in (JOURNAL, ABLATION)):
         raise ConfigError(f"run {folder.name} goes on: both would be measured beside each other", remedy="wait for it")
@@ -71,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         if asked.json:
             print(json.dumps({"device": None, "ablation": [], "idle": idle}))
         return 0
-    changes, setting = _only(changes, asked.only), _setting(folder, run)
+    setting = _setting(folder, run)
     turns = ablation.turns({"best": best, name: today}, changes, found.table)
     budget = ConfirmSection.model_construct(windows=asked.rounds, window_s=asked.window, seeds=1, top=1)
     minutes = math.ceil(windows_s(budget, len(turns)) / 60)
@@ -116,22 +107,11 @@ def _setting(folder: Path, run: History) -> WorkerConfig:
     if device == "cuda":
         nvml.choose(study.setting("devices") or "all")
     if device == "cuda" and not nvml.gpus():
-        raise ConfigError(
-            f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
-        )
+        what = f"run {folder.name} was made on a CUDA device, and there is none here"
+        raise ConfigError(what, remedy="ablate it there")
     cap_bytes = study.cap_bytes if study.card.get("virtual") else None
     ref, ranks = study.setting("workload", "ref"), int(study.setting("devices_per_trial") or 1)
     threads = max(1, machine.threads() // ranks)
     start = next((end.config for end in run.ended), {})
     hang_s = float(study.setting("search", "hang_time") or WorkerConfig.hang_s)
     return WorkerConfig(ref, own, device, threads, cap_bytes, study.seed, hang_s, ranks=ranks, start=start)
-
-
-def _only(changes: list[Change], names: str) -> list[Change]:
-    wanted = {name.strip() for name in names.split(",") if name.strip()}
-    known = {name for one in changes for name in one.knobs}
-    for name in sorted(wanted - known):
-        raise ConfigError(
-            f"--only {name}: the best does not differ from before in it", allowed=", ".join(sorted(known))
-        )
-    return [one for one in changes if not wanted or wanted & set(one.knobs)]

@@ -27,7 +27,7 @@ from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, interrupt, predict_all
 from tuning.report import estimate_lines
-from tuning.report.estimate_request import Question, question
+from tuning.report.estimate_request import CAPABILITY, Question, question
 from tuning.workers import machine, nvml
 from tuning.workers.doctor import choose_devices
 from tuning.workers.own_workload import UserFile
@@ -59,15 +59,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("settings", nargs="*", metavar="key=value", help="as for python -m tuning.run")
     made.add_argument(
-        "--kernels",
-        choices=("auto", "cuda", "cpu"),
-        default="auto",
-        help="whose kernels are traced: cpu as a run that emulates a card here  [auto: the card's]",
-    )
-    made.add_argument(
         "--timeout", type=float, default=120.0, metavar="S", help="most seconds of tracing, 1 to 3600  [120]"
     )
-    made.add_argument("--no-cache", action="store_true", help="trace again, and keep nothing")
     made.add_argument("--json", action="store_true", help="JSON on stdout")
     return made
 
@@ -86,10 +79,9 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
         if not config.workload.is_packaged:
             config = _with_own(config, file.declared(config.workload.ref))
     choose_devices(config)
-    about = question(config, asked.kernels, nvml.gpus())
-    cache = None if asked.no_cache else default_cache()
+    about = question(config, nvml.gpus())
     limit_s: float = asked.timeout
-    ask = functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=cache)
+    ask = functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=default_cache())
     answer = answered(about, predicts or ask)
     answer["seconds"] = time.monotonic() - began
     if asked.json:
@@ -105,10 +97,9 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
 def _with_own(config: StudyConfig, declared: Declared) -> StudyConfig:
     ref = config.workload.ref
     if declared.has_loop:
-        raise ConfigError(
-            f"workload={ref} has a loop of its own: its memory cannot be predicted, and nothing was measured",
-            remedy=f"python -m tuning.run workload={ref} search.trials=0, which measures it in probes",
-        )
+        what = f"workload={ref} has a loop of its own: its memory cannot be predicted, and nothing was measured"
+        remedy = f"python -m tuning.run workload={ref} search.trials=0, which measures it in probes"
+        raise ConfigError(what, remedy=remedy)
     return with_declared(config, declared)
 
 
@@ -122,25 +113,27 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     _refuse_what_the_workload_refuses(about, predictions)
     rows = list(zip(about.couplings, predictions, strict=True))
     told = rows if "activation_checkpointing" in about.typed else _without_idle_checkpointing(rows)
-    fits = [fit(row, found, about.micro_batches, about.usable_bytes, about.kernels) for row, found in told]
+    fits = [fit(row, found, about.micro_batches, about.card.cap_bytes, about.kernels) for row, found in told]
     known = [one for one in fits if one.cells]
-    fitting = about.usable_bytes is None or any(one.largest or one.cells[0].verdict != "no" for one in known)
+    fitting = about.card.cap_bytes is None or any(one.largest or one.cells[0].verdict != "no" for one in known)
     card = {
-        "name": about.card,
+        "name": about.card.name,
         "typed": about.card_typed,
-        "memory_bytes": about.memory_bytes,
-        "usable_bytes": about.usable_bytes,
+        "memory_bytes": about.card.memory_bytes,
+        "usable_bytes": about.card.cap_bytes,
     }
     return {
-        "workload": about.name,
-        "ref": about.workload,
-        "card": {**card, "capability": list(about.capability)},
+        "workload": about.workload.name,
+        "ref": about.workload.ref,
+        "card": {**card, "capability": about.card.capability},
         "kernels": about.kernels,
         "knobs": dict(about.knobs),
         "searched": {name: list(values) for name, values in about.searched.items()},
         "notes": list(dict.fromkeys(note for one in fits for note in one.notes))
         + [NO_BLOCKS] * (len(told) < len(rows)),
-        "rows": [{**asdict(one), "cells": [_flat(c) for c in one.cells], **_largest(one)} for one in fits],
+        "rows": [
+            {**asdict(one), "cells": [*map(_flat, one.cells)], "largest_cell": _flat(one.largest_cell)} for one in fits
+        ],
         "remedies": [] if fitting or not known else list(_remedies(about, known, predicts)),
     }
 
@@ -171,7 +164,7 @@ def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterat
     least = smallest.cells[0].needed_bytes
     for changes, cost in _cheaper(Knobs.of(base, about.table), about.read):
         knobs = {**base, **together, **changes}
-        cells = fit(knobs, predicts([_request(about, knobs)])[0], [1], about.usable_bytes, about.kernels).cells
+        cells = fit(knobs, predicts([_request(about, knobs)])[0], [1], about.card.cap_bytes, about.kernels).cells
         if cells and cells[0].needed_bytes < least * (1 - LEAST_SAVING_FRAC):
             least, together = cells[0].needed_bytes, {**together, **changes}
             yield {"knobs": together, "cost": cost, "needed_bytes": least, "verdict": cells[0].verdict}
@@ -198,7 +191,8 @@ def _cheaper(own: Knobs, read: Sequence[str]) -> Iterator[tuple[dict[str, Scalar
 
 
 def _request(about: Question, knobs: Mapping[str, Scalar]) -> Request:
-    return Request(about.workload, about.options, knobs, about.kernels, about.capability)
+    capability = about.card.capability or CAPABILITY
+    return Request(about.workload.ref, about.workload.options, knobs, about.kernels, capability)
 
 
 def _side_by_side(requests: Sequence[Request], predicts: Predict) -> list[Prediction]:
@@ -219,13 +213,9 @@ def _refuse_what_the_workload_refuses(about: Question, predictions: Sequence[Pre
     for one in predictions:
         for note in one.notes if one.confidence == "none" else ():
             if note.startswith(("WorkloadError: ", "DataError: ")):
-                raise option_fault(note.partition(": ")[2], about.options)
+                raise option_fault(note.partition(": ")[2], about.workload.options)
 
 
-def _largest(one: Fit) -> dict[str, Any]:
-    return {"largest_cell": None if one.largest_cell is None else _flat(one.largest_cell)}
-
-
-def _flat(one: Cell) -> dict[str, Any]:
-    own = asdict(one)
-    return {**own.pop("peak"), **own}
+def _flat(one: Cell | None) -> dict[str, Any] | None:
+    own = {} if one is None else asdict(one)
+    return None if one is None else {**own.pop("peak"), **own}

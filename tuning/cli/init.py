@@ -18,19 +18,12 @@ FILES = {
 """The files that are written, by name, each with a description."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the arguments of the command."""
-    made = argparse.ArgumentParser(
-        prog="python -m tuning init",
-        description="Writes an example that runs as it stands, to put yours in its place. Overwrites nothing.",
-    )
-    made.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="where to write it  [this folder]")
-    return made
-
-
 def main(arguments: Sequence[str]) -> int:
     """Writes the files and returns the exit code; raises ConfigError where one of them is there, or none can be."""
-    folder = Path(parser().parse_args(arguments).folder)
+    does = "Writes an example that runs as it stands, to put yours in its place. Overwrites nothing."
+    made = argparse.ArgumentParser(prog="python -m tuning init", description=does)
+    made.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="where to write it  [this folder]")
+    folder = Path(made.parse_args(arguments).folder)
     if reason := atomic.unwritable(folder):
         what = f"{folder} cannot be written: {reason}"
         raise ConfigError(what, allowed="a folder of yours", remedy="python -m tuning init FOLDER, another one")

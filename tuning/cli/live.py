@@ -1,14 +1,11 @@
-"""The moving part of a screen: a study as stages, table and time left, drawn from its `Progress`; a training's bar."""
+"""The moving part of a screen: a study's stage, time left, best and what runs; a training's bar."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
@@ -16,25 +13,27 @@ from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import progress
-from tuning.cli.progress import StageRow
 from tuning.report import format as fmt
-from tuning.report.format import duration, plain, plural, rate, size
+from tuning.report.format import duration, plain, plural
 
 REFRESH_PER_S = 2
-WITH_KNOBS, WITH_PEAK = 60, 100
-"""Columns from which on the table has knobs, and memory, too."""
+WITH_PEAK = 100
+"""Columns from which on a table of trials has memory, too."""
 PLAIN_LINE_S = 5.0
 """If there is no terminal to draw a training's bar on, a line this often."""
 
 
-def study(found: progress.Progress, width: int) -> RenderableType:
-    """Returns the whole view, what matters most first: `rich.live` cuts it where the terminal ends."""
+def study(found: progress.Progress) -> RenderableType:
+    """Returns the whole view, what matters most first: `rich.live` cuts it at the end of the terminal."""
     parts: list[RenderableType] = [Text(header(found), style="bold"), _bar(found)]
     if found.doing:
         parts.append(Text(f"{found.doing} ...", style="italic"))
     if found.card:
         parts.append(Text(f"card {found.card}"))
-    return Group(*parts, *rows(found, width))
+    if (best := found.best) is not None:
+        chosen = " ".join(fmt.settings(best.config, found.table)) or "the defaults"
+        parts.append(Text(plain(f"best {best.name}: {chosen}"), style="green", overflow="fold"))
+    return Group(*parts)
 
 
 def header(found: progress.Progress) -> str:
@@ -56,54 +55,6 @@ def clock(found: progress.Progress) -> str:
         left_s = found.ends_at_s - found.used_s
         ends = f", ends in about {_whole_s(_rounded(left_s))}" if left_s >= 1 else ", ends at any moment"
     return f"{_whole_s(found.used_s)}{of}{ends}"
-
-
-def ended(found: progress.Progress, width: int) -> RenderableType:
-    """Returns what stays on the screen of a stage that is over: every trial, or the fastest probe and those named."""
-    own = [row for row in found.rows if found.stage != "probe" or row.is_best or row.is_named]
-    over = replace(found, rows=tuple(replace(row, since_s=None) for row in own))
-    return Group(Text(header(found), style="bold"), *rows(over, width))
-
-
-def rows(found: progress.Progress, width: int) -> list[RenderableType]:
-    """Returns what is to be set for the best, and the table: the best, what runs, then the latest of the others."""
-    if not found.rows:
-        return []
-    best, has_value = found.best, bool(found.objective) and found.stage != "probe"
-    has_peak = width >= WITH_PEAK
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), expand=True)
-    made.add_column("", no_wrap=True)
-    made.add_column("", overflow="fold")
-    for name in ["samples/s", *[fmt.fit(plain(found.objective), 12)] * has_value, *[_peak_of(found)] * has_peak]:
-        made.add_column(Text(name), justify="right", no_wrap=True)
-    if width >= WITH_KNOBS:
-        made.add_column(f"unlike {'the defaults' if best is None else 'the best'}", ratio=1, overflow="fold")
-    for row in in_turn(found.rows)[: progress.MAX_ROWS]:
-        value = [f"{row.value:.3f}" if row.value is not None else "-"] * has_value
-        figures = [rate(row.samples_per_s or None), *value, *[size(row.peak_bytes)] * has_peak]
-        is_known = row.is_best or row.is_named
-        knobs = "" if is_known else " ".join(fmt.unlike(row.config, {} if best is None else best.config, found.table))
-        running = "" if row.since_s is None else f" {_whole_s(found.used_s - row.since_s)}"
-        cells = [("* " if row.is_best else "  ") + row.name, row.state + running, *figures]
-        cells += [knobs] * (width >= WITH_KNOBS)
-        style = "bold green" if row.is_best else "cyan" if row.since_s is not None else ""
-        made.add_row(*(Text(plain(cell)) for cell in cells), style=style)
-    if best is None or not best.config:
-        return [made]
-    chosen = " ".join(fmt.settings(best.config, found.table)) or "the defaults"
-    return [Text(f"* {plain(best.name)}: {chosen}", style="green", overflow="fold"), made]
-
-
-def in_turn(found: Sequence[StageRow]) -> list[StageRow]:
-    """Returns the best row first, then what runs, then the others, the latest first."""
-    best = [row for row in found if row.is_best]
-    runs = [row for row in found if row.since_s is not None and not row.is_best]
-    others = [row for row in found if row.since_s is None and not row.is_best]
-    return [*best, *runs, *reversed(others)]
-
-
-def _peak_of(found: progress.Progress) -> str:
-    return "peak" if found.cap_bytes is None else f"peak of {size(found.cap_bytes)}"
 
 
 def _bar(found: progress.Progress) -> Table:

@@ -1,9 +1,10 @@
-"""The verbs that read runs and the machine: list, show, report, doctor. None of them loads torch."""
+"""The verbs that read runs and the machine: list, show, compare, report, export, doctor. None of them loads torch."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,15 +13,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tuning.cli.terminal import Terminal
+from tuning.cli.terminal import Terminal, console, line, show
+from tuning.config import best_file
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.journal.records import read
 from tuning.journal.run import History, unix_s
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, known_runs, other_version, require_known
-from tuning.report import export, report, sentences, summary
-from tuning.report.format import fit, plain, plural, unlike
-from tuning.report.named import Named
+from tuning.report import export, report, sentences, summary, tables
+from tuning.report.format import fit, plain, plural, table, unlike
+from tuning.report.frameworks import FRAMEWORKS, exported
 from tuning.report.summary import Summary
 from tuning.workers import doctor, machine_checks, nvml
 from tuning.workers.own_workload import UserFile
@@ -111,7 +113,10 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
         "state": "finished" if finished else "unfinished",
         "folder": str(folder),
         "place": asdict(found.place),
-        "named": {n.name: _as_plain(n) for n in found.named.values()},
+        "named": {
+            n.name: {**asdict(n), "samples_per_s": n.samples_per_s, "labels": sorted(n.labels)}
+            for n in found.named.values()
+        },
         "answers": {name: asdict(answer) for name, answer in found.answers.items()},
         "gains": [asdict(gain) for gain in found.gains],
         "ablation": [asdict(one) for one in found.ablation],
@@ -120,8 +125,52 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
     }
 
 
-def _as_plain(one: Named) -> dict[str, Any]:
-    return {**asdict(one), "samples_per_s": one.samples_per_s, "labels": sorted(one.labels)}
+def compare_runs(arguments: Sequence[str]) -> int:
+    """Prints the best of two runs side by side, and the knobs in which they differ; returns the exit code."""
+    made = parser("compare", "Shows the best of two runs side by side.")
+    made.add_argument("ids", nargs=2, metavar="ID", help=ID_HELP)
+    asked = made.parse_args(arguments)
+    first, second = (summary.of_run(*runs_of(find_run(asked.runs_dir, run_id))) for run_id in asked.ids)
+    found = tables.compared(first, second)
+    if asked.json:
+        print(json.dumps({row[0]: list(row[1:]) for row in found.rows}))
+        return 0
+    result, said = (
+        console(sys.stdout, os.environ),
+        "not measured side by side: within an hour a machine's speed may drift",
+    )
+    if first.workload != second.workload:
+        said = "two workloads: their speeds and qualities are of different things"
+    elif first.place.device != second.place.device:
+        said = "two devices: their speeds are of different machines"
+    show(result, table(found.head, found.rows))
+    line(result, said)
+    return 0
+
+
+def export_best(arguments: Sequence[str]) -> int:
+    """Prints the best.yaml of a run in the words of a framework and returns the exit code."""
+    does = "Prints the best.yaml of a run in the words of a framework; stderr lists what it has no word for."
+    made = with_id("export", does, as_json=False)
+    made.epilog = (
+        "transformers: arguments of TrainingArguments. lightning: of Trainer and DataLoader. accelerate: of "
+        "Accelerator, DataLoader and their configurations. deepspeed: a configuration file. json: what best.yaml says."
+    )
+    made.add_argument("--to", required=True, choices=tuple(FRAMEWORKS), help="whose words")
+    said = "as Python, with what is to be set by hand as comments  [JSON]"
+    made.add_argument("--python", action="store_true", help=said)
+    asked = made.parse_args(arguments)
+    folder = find_run(asked.runs_dir, asked.id)
+    if not (folder / "best.yaml").exists():
+        remedy = f"python -m tuning report {folder.name}, once something was measured"
+        raise ConfigError(f"run {folder.name} has no best.yaml", remedy=remedy)
+    best, (run, _) = best_file.read(folder / "best.yaml"), runs_of(folder)
+    found = exported(best, asked.to, summary.of_run(run).place, run.table)
+    print(found.to_python(f"the best configuration of run {folder.name}") if asked.python else found.to_json())
+    by_hand = () if asked.python else found.unsaid.values()  # else they are in the comments
+    for text in [*(f"warning: {text}" for text in best.warnings), *(f"set by hand: {text}" for text in by_hand)]:
+        line(console(sys.stderr, os.environ), text)
+    return 0
 
 
 def write_again(arguments: Sequence[str]) -> int:

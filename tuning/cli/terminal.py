@@ -1,10 +1,12 @@
 """The terminal: progress to stderr, the result to stdout. Values are text and never markup, whatever is in them.
 
-A terminal gets a live view; a pipe, a CI log or TERM=dumb gets a short line for each event, without any escape code.
+Each event is a short line. A terminal also has a live view of what goes on; a pipe, a CI log or TERM=dumb has no escape
+code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -25,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import live
-from tuning.cli.progress import STARTING, Progress, counted, objective_of, progress
+from tuning.cli.progress import STARTING, Progress, best_of, counted, objective_of, progress
 from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
@@ -60,7 +62,6 @@ class Terminal:
         self._live: Live | None = None
         self._warned: set[str] = set()
         self._config: StudyConfig | None = None
-        self._shown: Progress | None = None
         self._leader: events.TrialRecord | None = None
         self._run = History()
         self._asked: Callable[[], Asked] = Asked
@@ -128,25 +129,19 @@ class Terminal:
         self._say(f"{'':<{LABEL_WIDTH}}log in with the token: cat {shlex.quote(str(token_path))}")
 
     def stage(self, name: str) -> None:
-        """Says that a stage begins; on a terminal, what the last one found stays above it."""
-        self._doing = ""
-        if not self._drawn:
-            found = self._progress(self._run)
-            said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
-            what = "   each with what differs from the best so far" * (name in ("probe", "search"))
-            self._say(Text(f"{said}{what}"))
-            return
-        begun = max((one.seq for one in self._run.stages if one.state == "start"), default=0)
-        found = self._progress(self._run.before(begun))
-        if found is not None and found.rows and found.stage in ("probe", "search"):
-            self._say(live.ended(found, self._err.width))
-        self._start_live()
+        """Says that a stage begins."""
+        self._doing, found = "", self._progress(self._run)
+        said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
+        what = "   each with what differs from the best so far" * (name in ("probe", "search"))
+        self._say(Text(f"{said}{what}"))
+        if self._drawn:
+            self._start_live()
 
     def record(self, made: events.Event) -> None:
         """Takes a probe, trial, refusal, rung, window, confirmation or note as it is written."""
         if isinstance(made, events.NoteRecord):
             self.note(made.text)
-        elif self._verbosity > 0 or not (isinstance(made, events.RungRecord | events.WindowRecord) or self._drawn):
+        elif self._verbosity > 0 or not isinstance(made, events.RungRecord | events.WindowRecord):
             best = self._best_before(made)
             if isinstance(made, events.TrialRecord):
                 made = replace(made, values=self._run.trials[made.trial].values)
@@ -155,19 +150,16 @@ class Terminal:
             self._say(labelled([told])) if told else None
 
     def _best_before(self, made: events.Event) -> events.Config:
-        """Returns the configuration that was the best of its stage before a record, which is taken in for the next."""
-        run = self._run
-        if run.stage != "search":
-            earlier, self._shown = self._shown, self._progress(run)
-            if earlier is None or self._shown is None or earlier.stage != self._shown.stage:
-                earlier = self._progress(run.before(made.seq))
-            return {} if earlier is None or earlier.best is None else earlier.best.config
-        if self._leader is None:
-            self._leader = leader(run.before(made.seq))
-        before = self._leader
+        """Returns the configuration that was the best before a record, which is taken in for the next."""
+        run, known = self._run, self._leader
         if isinstance(made, events.TrialRecord):
-            self._leader = next_leader(run, before, made)
-        return {} if before is None else before.config
+            self._leader = leader(run) if known is None else next_leader(run, known, made)
+        if run.stage == "search" and known is not None:
+            return known.config
+        with contextlib.suppress(Exception):  # what is shown of a study must never end it
+            best = best_of(run.before(made.seq))
+            return {} if best is None else best.config
+        return {}
 
     def space(self, config: StudyConfig) -> None:
         """Prints the space to stdout, a knob a line, as it would be typed."""
@@ -256,7 +248,7 @@ class Terminal:
         found = self._progress(self._run.before()) or Progress(
             STARTING, 0, 0, self._clock() - self._began, doing=self._doing
         )
-        return live.study(found, self._err.width)
+        return live.study(found)
 
     def _start_live(self) -> None:
         if self._live is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainables.knobs import LOOP
@@ -35,16 +36,19 @@ def parser() -> argparse.ArgumentParser:
     said += "workload=FILE.py: where a file that was moved is now"
     made.add_argument("options", nargs="*", metavar="ID|workload.NAME=VALUE", help=said)
     length = made.add_mutually_exclusive_group()
-    length.add_argument(
-        "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
-    )
-    length.add_argument("--epochs", metavar="X", help="the same in passes over the data")
-    made.add_argument("--seed", metavar="N", help="weights and order of the samples  [of best.yaml]")
+    samples = _number("--samples", 1, 10**12, "a whole number from 1 to 1e12", "10000")
+    said = "training samples seen  [as many as best.yaml was measured with]"
+    length.add_argument("--samples", type=samples, metavar="N", help=said)
+    epochs = _number("--epochs", 1e-9, 10_000, "a number above 0, at most 10000", "3")
+    length.add_argument("--epochs", type=epochs, metavar="X", help="the same in passes over the data")
+    seed = _number("--seed", 0, 2**32 - 1, "a whole number from 0 to 4294967295", "0")
+    made.add_argument("--seed", type=seed, metavar="N", help="weights and order of the samples  [of best.yaml]")
     made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")
     over = made.add_mutually_exclusive_group()
     over.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     over.add_argument("--force", action="store_true", help="train again over what is in --out")
-    made.add_argument("--checkpoint-every", default="60", metavar="S", help="seconds  [60]")
+    seconds = _number("--checkpoint-every", 1e-3, 86_400, "seconds, from 0.001 to 86400", "60")
+    made.add_argument("--checkpoint-every", type=seconds, default="60", metavar="S", help="seconds  [60]")
     made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     made.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     return made
@@ -56,23 +60,22 @@ def main(argv: Sequence[str]) -> int:
     require_one_process(os.environ)
     for name in OF_A_LAUNCHER:
         os.environ.pop(name, None)
-    numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
     source, options = _source(asked.source, asked.options, asked.runs_dir)
     best = _with_options(best_file.read(source), options)
     if lost := next((name for name, value in best.options.items() if is_masked(value)), ""):
         what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"workload.{lost}=<value>")
-    device, seed = _device(asked.device), _seed(numbers, best)
+    device = _device(asked.device)
     from tuning.cli.training_job import TrainCommand  # brings torch: what is mistyped is said sooner
     from tuning.cli.training_start import begin
 
     command = TrainCommand(
         out=asked.out if asked.out is not None else best.path.parent / "train",
         device=device,
-        samples=None if numbers["--samples"] is None else int(numbers["--samples"]),
-        epochs=numbers["--epochs"],
-        seed=seed,
-        checkpoint_s=numbers["--checkpoint-every"] or 0.0,
+        samples=asked.samples,
+        epochs=asked.epochs,
+        seed=best.seed if asked.seed is None else asked.seed,
+        checkpoint_s=asked.checkpoint_every,
         resume=asked.resume,
         force=asked.force,
         as_json=asked.json,
@@ -93,26 +96,18 @@ def _source(path: str | None, options: Sequence[str], runs_dir: str) -> tuple[Pa
     return found, [text for text in options if "=" in text]
 
 
-_NUMBERS: dict[str, tuple[float, float, str, str]] = {
-    "--samples": (1, 10**12, "a whole number from 1 to 1e12", "10000"),
-    "--epochs": (1e-9, 10_000, "a number above 0, at most 10000", "3"),
-    "--seed": (0, 2**32 - 1, "a whole number from 0 to 4294967295", "0"),
-    "--checkpoint-every": (1e-3, 86_400, "seconds, from 0.001 to 86400", "60"),
-}
-"""By flag of a number: the least and the most allowed, both in words, and an example."""
-
-
-def _number(flag: str, text: str | None) -> float | None:
-    """Returns the number of a flag, None where it was not given; raises ConfigError for one that is not allowed."""
-    if text is None:
-        return None
-    least, most, allowed, example = _NUMBERS[flag]
+def _number(flag: str, least: float, most: float, allowed: str, example: str) -> Callable[[str], float]:
+    """Returns what reads the number of a flag, and raises ConfigError for one that is not allowed."""
     whole = allowed.startswith("a whole")
-    if re.fullmatch(r"[0-9]{1,20}" if whole else r"[0-9]{0,20}\.?[0-9]{1,20}(?:[eE][+-]?[0-9]{1,4})?", text):
-        number = int(text) if whole else float(text)
-        if least <= number <= most:
-            return number
-    raise ConfigError(f"{flag} {text[:80]}", allowed=allowed, remedy=f"{flag} {example}")
+    form = r"[0-9]{1,20}" if whole else r"[0-9]{0,20}\.?[0-9]{1,20}(?:[eE][+-]?[0-9]{1,4})?"
+
+    def read(text: str) -> float:
+        number = (int(text) if whole else float(text)) if re.fullmatch(form, text) else math.nan
+        if not least <= number <= most:
+            raise ConfigError(f"{flag} {text[:80]}", allowed=allowed, remedy=f"{flag} {example}")
+        return number
+
+    return read
 
 
 def _device(asked: str) -> str:
@@ -132,8 +127,3 @@ def _with_options(best: Best, typed: Sequence[str]) -> Best:
     now = given.groups.get("workload")
     ref = best.ref if now is None else choose_workload(now, available("workload")).ref
     return dataclasses.replace(best, ref=ref, options={**best.options, **options})
-
-
-def _seed(numbers: dict[str, float | None], best: Best) -> int:
-    asked = numbers["--seed"]
-    return int(asked) if asked is not None else int(_number("--seed", str(best.seed)) or 0)

@@ -103,14 +103,11 @@ def train(job: TrainingJob, session: Session, messages: Console, signals: StopSi
         windows, values = _run(job, session, state, signals, bar, messages)
     plain = session.table.defaults  # best.yaml holds every knob; one at its default asks for nothing
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
-    for said in runtime_check.disagreements(asked, state.active, session.table):
-        line(messages, f"note: {said}")
-    if said := getattr(state, "remark", ""):
-        line(messages, f"note: {said}")
+    notes = [*runtime_check.disagreements(asked, state.active, session.table), getattr(state, "remark", "")]
     if len({id(model) for model in getattr(state, "prepared", ())}) > 1:
-        line(
-            messages, f"note: {MODEL} holds one model, the first that came with an optimiser: save others in train(run)"
-        )
+        notes.append(f"{MODEL} holds one model, the first that came with an optimiser: save others in train(run)")
+    for said in filter(None, notes):
+        line(messages, f"note: {said}")
     result = {
         "samples": state.samples,
         "resumed_at": begun_at,

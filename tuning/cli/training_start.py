@@ -201,9 +201,8 @@ def _held(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
-                f"--out {out} is in use by another training", remedy="--out another folder, or wait for it"
-            ) from None
+            what = f"--out {out} is in use by another training"
+            raise ConfigError(what, remedy="--out another folder, or wait for it") from None
         except OSError:  # not every file system holds folders
             pass
         yield

@@ -21,9 +21,8 @@ def write_text(path: Path, text: str) -> Path:
     full.
     """
     if path.is_symlink():
-        raise ConfigError(
-            f"{path} is a symbolic link, which is not written through", remedy="remove it, or name a file"
-        )
+        what = f"{path} is a symbolic link, which is not written through"
+        raise ConfigError(what, remedy="remove it, or name a file")
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", allowed="a file", remedy=f"write to {path / 'best.yaml'}")
     try:

@@ -64,41 +64,6 @@ class QualityPart(_Part):
     method: str
 
 
-class TodayQualityPart(_Part):
-    """The objective, and that of what is trained today, in the mean over the same seeds (0: over others).
-
-    `half_width` is that of the 95 % interval of the mean difference.
-    """
-
-    mean: float
-    reference: float
-    difference: float
-    half_width: float | None = Field(ge=0)
-    seeds: int = Field(ge=0)
-    verdict: Literal["same", "better", "worse", "unknown"]
-
-
-class TodaySecondsPart(_Part):
-    """Seconds of training until today's final quality is reached, in the median over seeds; `missed` did not reach it.
-
-    `reference` is what the reference itself takes.
-    """
-
-    median: float | None = Field(ge=0)
-    reference: float | None = Field(ge=0)
-    seeds: int = Field(ge=1)
-    missed: int = Field(ge=0)
-
-
-class TodayPart(_Part):
-    """The configuration compared with the reference, which is what is trained today."""
-
-    reference: str
-    objective: str
-    quality: TodayQualityPart | None
-    seconds_to_it: TodaySecondsPart | None
-
-
 class MeasuredPart(_Part):
     """Measurements of the configuration, and the device they were made on."""
 
@@ -106,8 +71,8 @@ class MeasuredPart(_Part):
     quality: dict[str, QualityPart]
     samples: int | None = None
     """The mean samples of trainings that ended by themselves, None if none did."""
-    beside_today: TodayPart | None = None
-    """None for a configuration that is no answer, and in files of earlier versions."""
+    beside_today: dict[str, str | dict[str, int | float | str | None] | None] | None = None
+    """`reference`, `objective`, `quality` and `seconds_to_it` (`report.export`); None of what is no answer."""
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
     target: str = ""
@@ -116,16 +81,6 @@ class MeasuredPart(_Part):
     virtual: bool
     cap_bytes: int | None
     says: str
-
-
-class ComparedPart(_Part):
-    """How many times faster than a configuration named by hand."""
-
-    ratio: float = Field(gt=0)
-    low: float | None = Field(ge=0)
-    high: float | None = Field(ge=0)
-    rounds: int = Field(ge=0)
-    trainings: int = Field(0, ge=0)
 
 
 class ProvenancePart(_Part):
@@ -147,13 +102,13 @@ class BestFile(_Part):
     """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
-    status: Literal["confirmed", "probed", "unconfirmed", "not repeated", "trained"] = "confirmed"
-    """Earlier versions wrote "not repeated" of a pick that came to much less on fresh seeds."""
+    status: Literal["confirmed", "probed", "unconfirmed", "trained"] = "confirmed"
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart
     measured: MeasuredPart
-    compared: dict[str, ComparedPart]
+    compared: dict[str, dict[str, int | float | None]]
+    """By name: how many times as fast, `ratio`, with its interval, `low` and `high`, from so many `rounds`."""
     provenance: ProvenancePart
     sha256: str
 
@@ -197,10 +152,6 @@ def read(path: Path) -> Best:
         again = f"python -m tuning.run resume={file.provenance.study}"
         said = f"{path.name} is the best so far, and was not trained again on fresh seeds; {again} does that"
         warnings.append(f"{said}, with a larger search.max_time if that was spent")
-    if file.status == "not repeated":
-        warnings.append(
-            f"{path.name} came to much less on fresh seeds than in the search: train longer, and search again"
-        )
     options = {name: at_home(value) for name, value in file.workload.options.items()}
     secrets = sorted(name for name, value in options.items() if is_masked(value))
     if secrets:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainables.knob_columns import Knob, Scalar, refusal, word
+from trainables.knob_columns import Scalar, refusal, word
 from trainables.knobs import KnobTable
 from tuning.config.errors import ConfigError
 from tuning.config.space import Choice, Space
@@ -73,11 +73,9 @@ class Card:
         reserve_bytes, gib = self.reserve_bytes or CONTEXT_BYTES, f"{self.memory_bytes / GIB_BYTES:g}"
         if reserve_bytes >= self.memory_bytes:
             least = f"{CONTEXT_BYTES / GIB_BYTES:.2f}"
-            raise ConfigError(
-                f"card=auto card.memory_gib={gib} leaves nothing beside a CUDA context, which takes {least}",
-                allowed=f"more than {least}",
-                remedy=f"card=cpu card.memory_gib={gib}, which holds this machine's own processor to it",
-            )
+            what = f"card=auto card.memory_gib={gib} leaves nothing beside a CUDA context, which takes {least}"
+            remedy = f"card=cpu card.memory_gib={gib}, which holds this machine's own processor to it"
+            raise ConfigError(what, allowed=f"more than {least}", remedy=remedy)
         return replace(self, name=f"unlisted-{gib}-gib", reserve_bytes=reserve_bytes)
 
 
@@ -87,7 +85,8 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
     Raises ConfigError if the knob of such a value is in `asked`, the knobs that a person typed. Values of "auto" are
     left out without a sentence: nobody gave them.
     """
-    space = _open(space, card).settled(card.cores)
+    auto = {name for name, given in space.parameters.items() if isinstance(given, Choice) and given.auto}
+    space = space.settled(card.cores)
     parameters, fixed, dropped = dict(space.parameters), dict(space.fixed), list[str]()
     for name in [*space.parameters, *space.fixed]:
         given = space.fixed[name] if name in space.fixed else space.parameters[name]
@@ -95,11 +94,12 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
         reasons = {v: reason for v in values if (reason := refusal(space.table[name], v, card)) is not None}
         if not reasons:
             continue
-        for value, reason in reasons.items():
+        for value, reason in reasons.items() if name not in auto else ():
             if name in asked:
+                row, known = space.table[name], dict.fromkeys((*values, *space.table[name].domain.values))
                 raise ConfigError(
                     f"knobs.{name}={word(value)} cannot be had with card={card.name}: {reason}",
-                    allowed=", ".join(word(v) for v in _honoured(card, space.table[name], values)),
+                    allowed=", ".join(word(v) for v in known if refusal(row, v, card) is None),
                     remedy=f"leave out knobs.{name}, or name another card",
                 )
             dropped.append(f"knobs.{name}={word(value)} is left out: {reason}")
@@ -108,19 +108,9 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
         fixed.pop(name, None)
         if len(kept) == 1:
             fixed[name] = kept[0]
-        elif kept:
-            parameters[name] = Choice(tuple(kept))
+        elif kept and isinstance(given, Choice):
+            parameters[name] = replace(given, values=tuple(kept))
     return replace(space, parameters=parameters, fixed=fixed), dropped
-
-
-def _open(space: Space, card: Card) -> Space:
-    """Returns the space with "auto" standing for no more than the card honours."""
-    parameters = dict(space.parameters)
-    for name, given in space.parameters.items():
-        if isinstance(given, Choice) and given.auto:
-            kept = tuple(v for v in given.values if refusal(space.table[name], v, card) is None)
-            parameters[name] = Choice(kept, auto=True)
-    return replace(space, parameters=parameters)
 
 
 def honoured(
@@ -133,28 +123,3 @@ def honoured(
     reasons = {n: reason for n, v in values.items() if (reason := refusal(table[n], v, card)) is not None}
     sentences = [f"{label}.{n}={word(values[n])} is left out: {reason}" for n, reason in reasons.items()]
     return {n: v for n, v in values.items() if n not in reasons}, sentences
-
-
-def lacking(card: Card, dropped: Sequence[str], table: KnobTable) -> tuple[dict[str, dict[str, list[str]]], list[str]]:
-    """Returns what is missing here of what was dropped, and the sentences that are about something else.
-
-    The names of the knobs are grouped by what is needed ("a CUDA device"), then by section ("knobs", "named.after").
-    """
-    missing: dict[str, dict[str, list[str]]] = {}
-    others = []
-    for sentence in dropped:
-        key, _, rest = sentence.partition("=")
-        (section, _, name), value = key.rpartition("."), rest.partition(" is left out: ")[0]
-        rules = table[name].rules if name in table else ()
-        lacks = (r.needs for r in rules for v in r.values if word(v) == value and r.why_not(card, v) is not None)
-        needs = next(lacks, "")
-        if needs:
-            missing.setdefault(needs, {}).setdefault(section, []).append(name)
-        else:
-            others.append(sentence)
-    return missing, others
-
-
-def _honoured(card: Card, row: Knob, values: tuple[object, ...]) -> list[object]:
-    known: tuple[object, ...] = row.domain.values
-    return [v for v in dict.fromkeys((*values, *known)) if refusal(row, v, card) is None]

@@ -62,16 +62,14 @@ def parse(argv: Sequence[str], workloads: Collection[str] = ()) -> Typed:
         key, text = _split(item, workloads)
         for other in typed:
             if key == other:
-                raise ConfigError(
-                    f"{key} is given twice, as {other}={typed[other]} and {item}", remedy="keep one of them"
-                )
+                what = f"{key} is given twice, as {other}={typed[other]} and {item}"
+                raise ConfigError(what, remedy="keep one of them")
             if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
                 # `card=t4 card.memory_gib=12` chooses a file and then changes a value of it.
                 if min(key, other, key=len) in GROUPS:
                     continue
-                raise ConfigError(
-                    f"{item} and {other}={typed[other]} speak of the same value", remedy="keep one of them"
-                )
+                what = f"{item} and {other}={typed[other]} speak of the same value"
+                raise ConfigError(what, remedy="keep one of them")
         typed[key] = text
     return Typed({k: v for k, v in typed.items() if k in GROUPS}, {k: v for k, v in typed.items() if k not in GROUPS})
 
@@ -104,10 +102,8 @@ def choose_workload(value: str, available: Collection[str]) -> WorkloadRef:
     if _DOTTED.fullmatch(value) and value not in available:
         top = value.partition(".")[0]
         if not _can_be_found(top):
-            raise ConfigError(
-                f"workload={_short(value)}: there is no module {_short(top)}",
-                remedy="run from the folder that holds it",
-            )
+            what = f"workload={_short(value)}: there is no module {_short(top)}"
+            raise ConfigError(what, remedy="run from the folder that holds it")
         return WorkloadRef(value, _slug(value.rpartition(".")[2]), packaged=False)
     return WorkloadRef(choose("workload", value, available), value, packaged=True)
 

@@ -103,22 +103,18 @@ def check_plain(ref: str, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for an option of a workload's file that no command line could give."""
     for name, value in options.items():
         if value is not None and type(value) not in SCALARS:
-            raise ConfigError(
-                f"workload={ref}: the option {name}={shown(value)} is a {type(value).__name__}",
-                allowed="true or false, a number, text or None",
-                remedy=f"give {name} as one text, and take it apart in the file",
-            )
+            what = f"workload={ref}: the option {name}={shown(value)} is a {type(value).__name__}"
+            remedy = f"give {name} as one text, and take it apart in the file"
+            raise ConfigError(what, allowed="true or false, a number, text or None", remedy=remedy)
 
 
 def _refuse_ranges(config: StudyConfig) -> None:
     """Raises ConfigError for a range of a knob whose values are probed one by one."""
     ranges = {n: p for n, p in config.space.subset({"both"}).parameters.items() if isinstance(p, Range)}
     for name, given in ranges.items():
-        raise ConfigError(
-            f"knobs.{name} is a range, and each of its values is probed",
-            allowed="a list of values for a knob that changes speed and learning",
-            remedy=f"knobs.{name}={shown(list(given.spread()))}",
-        )
+        what = f"knobs.{name} is a range, and each of its values is probed"
+        remedy = f"knobs.{name}={shown(list(given.spread()))}"
+        raise ConfigError(what, allowed="a list of values for a knob that changes speed and learning", remedy=remedy)
 
 
 def with_cuda_knobs(config: StudyConfig) -> StudyConfig:
@@ -135,7 +131,7 @@ def with_cuda_knobs(config: StudyConfig) -> StudyConfig:
     if "compile" in added and (probes_s < COMPILED_PROBES_S or (limit_s is not None and limit_s < COMPILED_S)):
         del added["compile"]
         said = "it takes a minute or so for each model; budget=full has it, from search.max_time=15m on"
-        dropped.append(f"knobs.compile is left out: {said}")
+        dropped.append(f"knobs.compile is not searched: {said}")
     raw = {**config.space.as_raw(), **added}
     dropped += drop_idle(raw, origins, table)
     update = {"space": parse_space(raw, origins, table), "origins": origins, "dropped": dropped}
@@ -202,18 +198,14 @@ def _fit_custom_loop(config: StudyConfig, asked: set[str], seen: Mapping[str, in
         is_whole = name == "micro_batch_size" and ("batch_size" in asked or given == whole)
         if name not in asked and name in table.own and name not in space.parameters:  # of BEFORE alone
             near = table.also_called.get(name) or nearest(name, sorted(asked))
-            raise ConfigError(
-                f"{name}={shown(given)} of BEFORE: train(run) never asks for run[{name!r}]",
-                allowed=", ".join(sorted(asked)),
-                remedy=f"did you mean {near}? Else leave it out" if near else "leave it out",
-            )
+            what = f"{name}={shown(given)} of BEFORE: train(run) never asks for run[{name!r}]"
+            remedy = f"did you mean {near}? Else leave it out" if near else "leave it out"
+            raise ConfigError(what, allowed=", ".join(sorted(asked)), remedy=remedy)
         if name not in asked and not is_whole and (name in space.parameters or given != usual[name]):
             call = CALLS[table[name].asked_by]
-            raise ConfigError(
-                f"knobs.{name}={shown(given)}: train(run) never asks for {name}, so it would do nothing",
-                allowed=", ".join(sorted(asked)),
-                remedy=f'use {f"{call} or " if call else ""}run["{name}"], or leave it out of SPACE',
-            )
+            what = f"knobs.{name}={shown(given)}: train(run) never asks for {name}, so it would do nothing"
+            remedy = f'use {f"{call} or " if call else ""}run["{name}"], or leave it out of SPACE'
+            raise ConfigError(what, allowed=", ".join(sorted(asked)), remedy=remedy)
     named = {name: {**values, **pins} for name, values in config.named.items()}
     for values in named.values() if "batch_size" in asked else ():
         if "micro_batch_size" not in asked or "micro_batch_size" not in values:  # a plain loop takes it in one pass
@@ -229,11 +221,9 @@ def _fit_batches(config: StudyConfig, train: int) -> StudyConfig:
     fitting = [v for v in values_of(given) if float(v) <= train] if not isinstance(given, Range) else [given.low]
     asked = shown(space.as_raw().get("batch_size", given))
     if not fitting or float(fitting[0]) > train:
-        raise ConfigError(
-            f"knobs.batch_size={asked}: there are {train} training samples",
-            allowed=f"1 to {train}",
-            remedy=f"knobs.batch_size={2 ** max(0, (train // 2).bit_length() - 1)}, or more data",
-        )
+        what = f"knobs.batch_size={asked}: there are {train} training samples"
+        remedy = f"knobs.batch_size={2 ** max(0, (train // 2).bit_length() - 1)}, or more data"
+        raise ConfigError(what, allowed=f"1 to {train}", remedy=remedy)
     raw = {"low": given.low, "high": train, "log": given.log} if isinstance(given, Range) else fitting
     left = Space.parse({**space.as_raw(), "batch_size": raw}, space.table)
     check_whole(left, config.search.trials)

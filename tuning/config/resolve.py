@@ -22,13 +22,6 @@ from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
 
 COMMAND_LINE = "command line"
-RENAMED = {"sampler": {"gp": "known"}, "pruner": {"rungs": "reference"}}
-"""Settings of `search` that runs of earlier versions have recorded, and what has taken their place."""
-LATER: Mapping[str, Any] = {"at_least": None, "goal": "speed"}
-"""Settings of `pick` that those lack."""
-CLAIMS = {"source", "claims", "claims_of"}
-"""Entries of `named` in those that are no configurations: claims of a document. Nothing reads them any more."""
-
 TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
 
@@ -48,11 +41,9 @@ def parse_tree(
     `origins` has the source of each dotted key, `defaults` its value without the command line.
     """
     if taken := [name for name in tree["named"] if name in TAKEN]:
-        raise ConfigError(
-            f"named.{taken[0]}: that is the name of something else in a run",
-            allowed=f"any other than {', '.join(TAKEN)}",
-            remedy=f"named.mine in place of named.{taken[0]}",
-        )
+        what = f"named.{taken[0]}: that is the name of something else in a run"
+        remedy = f"named.mine in place of named.{taken[0]}"
+        raise ConfigError(what, allowed=f"any other than {', '.join(TAKEN)}", remedy=remedy)
     raw = {
         **{key: value for key, value in tree.items() if key != "knobs"},
         "card": validated(CardSection, tree["card"], "card", origins, defaults).card(),
@@ -88,23 +79,13 @@ def resolved(config: StudyConfig) -> Tree:
 
 
 def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
-    """Returns the configuration that `resolved` made `mapping` of, now or in an earlier version; raises ConfigError if
-    it no longer passes.
-    """
+    """Returns the configuration that `resolved` made `mapping` of; raises ConfigError if it no longer passes."""
     tree = copy.deepcopy(dict(mapping))
-    if isinstance(search := tree.get("search"), dict):
-        search.pop("strategy", None)
-        search |= {n: names.get(search[n], search[n]) for n, names in RENAMED.items() if n in search}
-    if isinstance(pick := tree.get("pick"), dict):
-        tree["pick"] = {**LATER, **pick}
     origins, dropped, argv = tree.pop("origins", {}), tree.pop("dropped", []), tree.pop("overrides", [])
     for key in ("card", "knobs", "named"):
         if not isinstance(tree.get(key), Mapping):
-            raise ConfigError(
-                f"{key}={tree.get(key)!r} in a recorded configuration is no mapping", remedy="start a new run"
-            )
-    if tree["named"].keys() >= CLAIMS:
-        tree["named"] = {name: knobs for name, knobs in tree["named"].items() if name not in CLAIMS}
+            what = f"{key}={tree.get(key)!r} in a recorded configuration is no mapping"
+            raise ConfigError(what, remedy="start a new run")
     return parse_tree(tree, origins, dropped, tuple(argv), {}, table)
 
 
@@ -163,10 +144,8 @@ def drop_idle(knobs: Tree, origins: Mapping[str, str], table: KnobTable) -> list
 def check_whole(space: Space, trials: int | str) -> None:
     """Raises ConfigError for a space with a knob that has no effect, or with nothing that `trials` could search."""
     for name in space.without_effect():
-        raise ConfigError(
-            f"knobs.{name}={shown(space.as_raw()[name])} has no effect: {space.unmet(name)}",
-            remedy=f"add {space.table.requiring[name].example}, or leave out knobs.{name}",
-        )
+        what = f"knobs.{name}={shown(space.as_raw()[name])} has no effect: {space.unmet(name)}"
+        raise ConfigError(what, remedy=f"add {space.table.requiring[name].example}, or leave out knobs.{name}")
     if not space.parameters and trials != 0:
         raise ConfigError(
             f"knobs: all {len(space.fixed)} have one value each, so there is nothing to search",
@@ -242,10 +221,8 @@ def parse_named(key: str, values: object, origins: Mapping[str, str], table: Kno
         with _located(f"{key}.{name}", origins, instead=("knobs.", f"{key}.")):
             parsed = parse_parameter(name, value, table)
             if not isinstance(parsed, bool | int | float | str) or isinstance(value, list):
-                raise ConfigError(
-                    f"{key}.{name}={shown(value)}: a named configuration has one value for each knob",
-                    remedy=f"{key}.{name}=<value>",
-                )
+                what = f"{key}.{name}={shown(value)}: a named configuration has one value for each knob"
+                raise ConfigError(what, remedy=f"{key}.{name}=<value>")
             config[name] = parsed
     return config
 
@@ -258,9 +235,8 @@ def _located(key: str, origins: Mapping[str, str], instead: tuple[str, str] = ("
     except ConfigError as error:
         origin = origins.get(key, COMMAND_LINE)
         where = "" if origin == COMMAND_LINE else f" ({origin})"
-        raise ConfigError(
-            error.what.replace(*instead) + where, allowed=error.allowed, remedy=error.remedy.replace(*instead)
-        ) from None
+        what = error.what.replace(*instead) + where
+        raise ConfigError(what, allowed=error.allowed, remedy=error.remedy.replace(*instead)) from None
 
 
 def _yaml_lines(tree: Mapping[str, Any], prefix: str, origins: Mapping[str, str]) -> Iterator[str]:

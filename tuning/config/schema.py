@@ -52,9 +52,8 @@ def duration_s(value: object) -> object:
 
 def _slug(value: str) -> str:
     if not _SLUG.fullmatch(value):
-        raise ValueError(
-            "1 to 64 letters, digits, dots, dashes and underscores, starting with none of the dots and dashes"
-        )
+        what = "1 to 64 letters, digits, dots, dashes and underscores, starting with none of the dots and dashes"
+        raise ValueError(what)
     return value
 
 
@@ -145,11 +144,8 @@ class CardSection(Section):
     def card(self) -> Card:
         """Returns the card in bytes; raises ConfigError when the reserve leaves no memory."""
         if self.memory_gib is not None and self.reserve_gib >= self.memory_gib:
-            raise ConfigError(
-                f"card.reserve_gib={self.reserve_gib:g} leaves nothing of card.memory_gib={self.memory_gib:g}",
-                allowed="reserve_gib < memory_gib",
-                remedy="raise card.memory_gib",
-            )
+            what = f"card.reserve_gib={self.reserve_gib:g} leaves nothing of card.memory_gib={self.memory_gib:g}"
+            raise ConfigError(what, allowed="reserve_gib < memory_gib", remedy="raise card.memory_gib")
         memory_bytes = None if self.memory_gib is None else round(self.memory_gib * GIB_BYTES)
         capability = None if self.capability is None else (self.capability[0], self.capability[1])
         reserve_bytes = round(self.reserve_gib * GIB_BYTES)

@@ -20,7 +20,7 @@ MAX_CHOICES = 10_000
 AUTO = "auto"
 
 _TYPED_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?"
-_RANGE_KEYS = ("low", "high", "log", "integer")
+_RANGE_KEYS = ("low", "high", "log")
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,6 @@ class Space:
                 raw[name] = AUTO if parameter.auto else list(parameter.values)
             else:
                 raw[name] = {"low": parameter.low, "high": parameter.high, "log": parameter.log}
-                if parameter.integer and self.table[name].domain.type is not int:
-                    raw[name]["integer"] = True
         return {**raw, **self.fixed}
 
     def settled(self, cores: int | None) -> Space:
@@ -177,7 +175,7 @@ class Space:
 
 
 def parse_parameter(name: str, raw: object, table: KnobTable) -> Scalar | Parameter:
-    """Returns what a knob is given: one value, a `Choice` for a list, a `Range` for {low, high, log, integer}.
+    """Returns what a knob is given: one value, a `Choice` for a list, a `Range` for {low, high, log}.
 
     Raises ConfigError that names the knob, the value, what is allowed and what to write instead.
     """
@@ -211,30 +209,24 @@ def _value(name: str, row: Knob, value: object, raw: object) -> Scalar:
         inside = "" if value is raw else f" in {shown(raw)}"
         typed = _is_number(row) and re.fullmatch(rf"({_TYPED_NUMBER}) ?(?:\.\.+|-|to) ?({_TYPED_NUMBER})", str(value))
         range_typed = f"'knobs.{name}={{low: {typed[1]}, high: {typed[2]}}}', a range" if typed else ""
-        raise ConfigError(
-            f"knobs.{name}: {shown(value)}{inside} is not allowed",
-            allowed=row.domain.describe(),
-            remedy=range_typed or (_range_example(name, row) if isinstance(raw, Mapping) else _example(name, row)),
-        ) from None
+        what = f"knobs.{name}: {shown(value)}{inside} is not allowed"
+        remedy = range_typed or (_range_example(name, row) if isinstance(raw, Mapping) else _example(name, row))
+        raise ConfigError(what, allowed=row.domain.describe(), remedy=remedy) from None
 
 
 def _choice(name: str, row: Knob, raw: list[object] | tuple[object, ...]) -> Scalar | Choice:
     if not raw:
         raise ConfigError(f"knobs.{name}=[] leaves nothing to choose from", remedy=_example(name, row))
     if len(raw) > MAX_CHOICES:
-        raise ConfigError(
-            f"knobs.{name} lists {len(raw)} values, starting {shown(raw[:3])}",
-            allowed=f"at most {MAX_CHOICES} choices",
-            remedy=f"give a range, such as {_range_example(name, row)}" if _is_number(row) else _example(name, row),
-        )
+        what = f"knobs.{name} lists {len(raw)} values, starting {shown(raw[:3])}"
+        remedy = f"give a range, such as {_range_example(name, row)}" if _is_number(row) else _example(name, row)
+        raise ConfigError(what, allowed=f"at most {MAX_CHOICES} choices", remedy=remedy)
     values = tuple(_value(name, row, value, raw) for value in raw)
     if len(set(values)) < len(values):
         twice = next(v for i, v in enumerate(values) if v in values[:i])
-        raise ConfigError(
-            f"knobs.{name}={shown(raw)}: {shown(twice)} is listed twice",
-            allowed="choices that all differ (1 and 1.0 are the same)",
-            remedy=f"knobs.{name}={shown(list(dict.fromkeys(values)))}",
-        )
+        what = f"knobs.{name}={shown(raw)}: {shown(twice)} is listed twice"
+        remedy = f"knobs.{name}={shown(list(dict.fromkeys(values)))}"
+        raise ConfigError(what, allowed="choices that all differ (1 and 1.0 are the same)", remedy=remedy)
     return values[0] if len(values) == 1 else Choice(values)
 
 
@@ -243,11 +235,8 @@ def _range(name: str, row: Knob, raw: Mapping[Any, object]) -> Scalar | Range:
     if not _is_number(row):
         raise ConfigError(f"{said}: a range of {domain.type.__name__}", remedy=_example(name, row))
     if values := domain.values:
-        raise ConfigError(
-            f"{said}: a range of a knob that has a list of values",
-            allowed=domain.describe(),
-            remedy=f"knobs.{name}={shown(list(values))}",
-        )
+        what = f"{said}: a range of a knob that has a list of values"
+        raise ConfigError(what, allowed=domain.describe(), remedy=f"knobs.{name}={shown(list(values))}")
     example = _range_example(name, row)
     for key in raw:
         if key not in _RANGE_KEYS:
@@ -258,24 +247,16 @@ def _range(name: str, row: Knob, raw: Mapping[Any, object]) -> Scalar | Range:
         if key not in raw:
             raise ConfigError(f"{said}: {key} is missing", remedy=example)
     low, high = (float(_value(name, row, raw[key], raw)) for key in ("low", "high"))
-    flags = {key: raw.get(key, False) for key in ("log", "integer")}
-    for key, value in flags.items():
-        if not isinstance(value, bool):
-            raise ConfigError(f"{said}: {key} is {shown(value)}", allowed="true, false", remedy=example)
+    if not isinstance(log := raw.get("log", False), bool):
+        raise ConfigError(f"{said}: log is {shown(log)}", allowed="true, false", remedy=example)
     if low > high:
         raise ConfigError(f"{said}: low is greater than high", allowed="low <= high", remedy=example)
-    if flags["log"] and low <= 0:
-        usual = float(row.default) / 5
-        least = usual if 0 < usual < high else high / 100
-        least = max(1, round(least)) if domain.type is int else least
-        above = f"'knobs.{name}={{low: {least:g}, high: {high:g}, log: true}}', or leave out log" * (high > 0)
-        raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=above or example)
-    integer = bool(flags["integer"]) or domain.type is int
-    if integer and (low != int(low) or high != int(high)):
-        raise ConfigError(f"{said}: low and high of whole numbers must be whole", remedy=example)
+    if log and low <= 0:
+        raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=example)
     if low == high:
         return _value(name, row, raw["low"], raw)
-    return Range(int(low) if integer else low, int(high) if integer else high, bool(flags["log"]), integer)
+    integer = domain.type is int
+    return Range(int(low) if integer else low, int(high) if integer else high, log, integer)
 
 
 def _is_number(row: Knob) -> bool:

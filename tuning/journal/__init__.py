@@ -1,1 +1,1 @@
-"""The history of a run: records on disk, their timeline, the folders of runs."""
+"""The history of a run: records on disk, the time of its stages, the folders of runs."""

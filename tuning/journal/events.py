@@ -433,15 +433,6 @@ class TrialRecord(Trained, MeasuredRecord, event="trial"):
 
 
 @dataclass(frozen=True)
-class RatedRecord(Event, event="rated"):
-    """An earlier version gave a trial the system knobs of one that was faster in turns, and that speed."""
-
-    trial: str
-    config: Config
-    samples_per_s: float | None
-
-
-@dataclass(frozen=True)
 class OomRecord(MeasuredRecord, event="oom"):
     """A trial ran out of memory and began again."""
 

@@ -57,7 +57,7 @@ class Scan:
         good = position = 0
         for number, line in enumerate(data.split(b"\n"), start=1):
             position += len(line) + 1
-            if not _is_marked(line):
+            if line[-_MARK_LENGTH:] != _mark(line[:-_MARK_LENGTH]):
                 damage += [f"line {number} is damaged and was left out"] if line else []
                 continue
             if (record := _parse(line)) is not None:
@@ -67,10 +67,6 @@ class Scan:
             good, self.warnings, damage = min(position, len(data)), self.warnings + damage, []
         self.good_bytes, self.tail = good, data[good:]
         self.lacks_newline = good > 0 and data[good - 1 : good] != b"\n"
-
-
-def _is_marked(line: bytes) -> bool:
-    return line[-_MARK_LENGTH:] == _mark(line[:-_MARK_LENGTH])
 
 
 def _parse(line: bytes) -> Record | None:

@@ -197,10 +197,8 @@ def _lock(path: Path) -> int:
         pid = _holder(lock)
         os.close(lock)
         who = "a process of another container" if pid == IN_ANOTHER_CONTAINER else f"process {pid or '(just started)'}"
-        raise ConfigError(
-            f"{path} is in use by {who}",
-            remedy="wait for it, or start another run: one process writes a run",
-        ) from None
+        what = f"{path} is in use by {who}"
+        raise ConfigError(what, remedy="wait for it, or start another run: one process writes a run") from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()} {_pids()}".encode(), 0)
     return lock

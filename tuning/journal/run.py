@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -62,16 +62,6 @@ class Trial:
         """Takes that the study has more time: a trial that the time has cut is to begin again."""
         if self.end is not None and self.state == self.end.outcome and is_cut(self.end):
             self.state = QUEUED
-
-    def was_rated(self, rated: events.RatedRecord) -> None:
-        """Takes another speed; if it is of other knobs, nothing holds for these that was measured of the others."""
-        if self.end is None:  # its line may have been damaged
-            return
-        end = replace(self.end, samples_per_s=rated.samples_per_s)
-        if end.config != rated.config:
-            end = replace(end, config=rated.config, measured_samples_per_s=None, peak_allocated_bytes=None)
-            end = replace(end, spans={}, telemetry={}, active={})
-        self.ends[-1] = end
 
     @property
     def end(self) -> events.TrialRecord | None:
@@ -200,9 +190,6 @@ class History:
                 self._ends = None
                 self._ended[event.trial] = self._trial(event.trial)
                 self._ended[event.trial].ended(event)
-            case events.RatedRecord():
-                self._ends = None
-                self._trial(event.trial).was_rated(event)
             case events.WindowRecord():
                 if self.windows and self.windows[-1].seq < self.since():
                     self.windows = []

@@ -50,11 +50,9 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
         return Path(run_id).resolve()  # from whose parents the commands are told that go on with it
     latest = ", ".join(folder.name for folder in known[-3:])
     near = difflib.get_close_matches(run_id, [folder.name for folder in known], n=1)
-    raise ConfigError(
-        f"{asked or run_id}: no run of this id in {runs_dir}",
-        allowed=f"the latest are {latest}" if latest else "there is no run yet",
-        remedy=f"did you mean {near[0]}?" if near else f"{option}, if it was written elsewhere",
-    )
+    what = f"{asked or run_id}: no run of this id in {runs_dir}"
+    remedy = f"did you mean {near[0]}?" if near else f"{option}, if it was written elsewhere"
+    raise ConfigError(what, allowed=f"the latest are {latest}" if latest else "there is no run yet", remedy=remedy)
 
 
 def other_version(study: StudyRecord) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 from trainables.knob_columns import refusal
 from trainables.knobs import KnobTable, Scalar
-from tuning.config.cards import GIB_BYTES, Card
+from tuning.config.cards import Card
 from tuning.config.complete import on_card, with_cuda_knobs
 from tuning.config.resolve import COMMAND_LINE
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import StudyConfig, WorkloadSection
 from tuning.config.space import Choice, Range, Space
 from tuning.memory.fitting import Kernels
 from tuning.workers import doctor
@@ -31,22 +31,17 @@ CAPABILITY = (8, 6)
 class Question:
     """The question: the workload with `knobs`, at each of `couplings`, for `micro_batches` on a card.
 
-    `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `read` are the
-    knobs the workload reads, `searched` those of several values with the ones left out, `typed` those of `couplings`
-    whose values the command line names, `card_typed` what it says of the card beside its name. `table` has the knobs.
+    `read` are the knobs the workload reads, `searched` those of several values with the ones left out, `typed` those of
+    `couplings` whose values the command line names, `card_typed` what it says of the card beside its name. `table` has
+    the knobs.
     """
 
-    workload: str
-    name: str
-    options: Mapping[str, Scalar | None]
+    workload: WorkloadSection
     knobs: Mapping[str, Scalar]
     couplings: tuple[Mapping[str, Scalar], ...]
     micro_batches: tuple[int, ...]
-    card: str
-    memory_bytes: int | None
-    usable_bytes: int | None
+    card: Card
     kernels: Kernels
-    capability: tuple[int, int]
     read: tuple[str, ...]
     searched: Mapping[str, tuple[Scalar, ...]]
     table: KnobTable
@@ -54,40 +49,29 @@ class Question:
     card_typed: str = ""
 
 
-def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus: Sequence[Gpu]) -> Question:
+def question(config: StudyConfig, gpus: Sequence[Gpu]) -> Question:
     """Returns what a configuration asks of a card, which may not be among `gpus`, or of this machine's CPU."""
     card = _found(config.card, gpus)
-    own: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
-    config = on_card(with_cuda_knobs(config) if own == "cuda" else config, card)
-    whose = own if kernels == "auto" else kernels
+    kernels: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
+    config = on_card(with_cuda_knobs(config) if kernels == "cuda" else config, card)
     base, searched = _representative(config.space)
     read = tuple(sorted({*config.space.parameters, *config.space.fixed}))
     several = config.space.parameters.keys()
     left_out = {"adapter"} - set(read) | {"base_dtype"} - several
     axes = {name: _axis(config, card, name) for name in AXES if name not in left_out}
     couplings = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-    sizes = {"card.memory_gib": config.card.memory_bytes, "card.reserve_gib": config.card.reserve_bytes}
     return Question(
-        workload=config.workload.ref,
-        name=config.workload.name,
-        options=config.workload.options,
+        workload=config.workload,
         knobs={n: v for n, v in base.items() if n not in axes},
         couplings=couplings,
         micro_batches=_sizes(config.space.settled(1).given("micro_batch_size")),  # whatever the cores
-        card=card.name,
-        memory_bytes=card.memory_bytes,
-        usable_bytes=card.cap_bytes,
-        kernels=whose,
-        capability=card.capability or CAPABILITY,
+        card=replace(card, capability=card.capability or CAPABILITY),
+        kernels=kernels,
         read=read,
         searched={n: values for n, values in searched.items() if n not in axes},
         table=config.space.table,
         typed=tuple(name for name in axes if _is_typed(config, f"knobs.{name}")),
-        card_typed=" ".join(
-            f"{name}={size / GIB_BYTES:g}"
-            for name, size in sizes.items()
-            if size is not None and _is_typed(config, name)
-        ),
+        card_typed=" ".join(item for item in config.overrides if item.startswith("card.")),
     )
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box, filesize
-from rich.columns import Columns
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -206,11 +205,6 @@ def labelled(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     for label, content in rows:
         made.add_row(Text(plain(label)), Text(plain(content)) if isinstance(content, str) else content)
     return made
-
-
-def side_by_side(texts: Sequence[str], style: str = "") -> Columns:
-    """Returns short texts in as many columns as there is room for."""
-    return Columns([Text(plain(text), style=style, overflow="fold") for text in texts], padding=(0, 2), equal=True)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

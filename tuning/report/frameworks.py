@@ -20,6 +20,9 @@ from tuning.report.summary import Place
 
 _SIZES = ("batch_size", "micro_batch_size")
 _OF_WORKERS = ("prefetch_factor", "persistent_workers")
+_Arguments = dict[str, Any]
+_Words = dict[str, _Arguments]
+"""Arguments by the class that takes them."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,11 @@ class _Told:
         batch_size, micro_batch_size = (math.ceil(self[name] / together) for name in _SIZES)
         return evenly(batch_size, micro_batch_size)
 
-    def words(self, **words: str) -> dict[str, Any]:
+    def words(self, **words: str) -> _Arguments:
         """Returns the values of those knobs that there are, by the framework's word for each."""
         return {word: self[name] for name, word in words.items() if name in self}
 
-    def loader(self, prefix: str = "") -> dict[str, Any]:
+    def loader(self, prefix: str = "") -> _Arguments:
         """Returns what a DataLoader, or one that has such arguments behind a prefix, is told of its processes."""
         if not prefix:
             self.undone["order of the data"] = "shuffle=True in your training DataLoader, whose default is False"
@@ -136,12 +139,12 @@ class _Told:
         return value != row.default or is_a_choice
 
 
-def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
+def _transformers(told: _Told) -> _Words:
     groups = "one rate for all, and weight decay but of biases and norms"
     told.defaults = {"optimizer": "AdamW", "schedule": "a linear schedule", "parameter_groups": groups}
     told.defaults["max_grad_norm"] = "a norm of at most 1.0"
     count, micro = told.cut()
-    found: dict[str, Any] = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": count}
+    found: _Arguments = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": count}
     found |= told.loader("dataloader_")
     if "amp_dtype" in told:
         found |= {"bf16": told["amp_dtype"] == "bf16", "fp16": told["amp_dtype"] == "fp16"}
@@ -176,9 +179,9 @@ def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
     return {"TrainingArguments": found}
 
 
-def _lightning(told: _Told) -> dict[str, dict[str, Any]]:
+def _lightning(told: _Told) -> _Words:
     count, micro = told.cut()
-    found: dict[str, Any] = {"accumulate_grad_batches": count, **({"accelerator": "cpu"} if told.on_cpu else {})}
+    found: _Arguments = {"accumulate_grad_batches": count, **({"accelerator": "cpu"} if told.on_cpu else {})}
     if "amp_dtype" in told:
         found["precision"] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[told["amp_dtype"]]
     if told.asks("cudnn_benchmark", True):
@@ -188,9 +191,9 @@ def _lightning(told: _Told) -> dict[str, dict[str, Any]]:
     return {"Trainer": found, "DataLoader": {"batch_size": micro, **told.loader()}}
 
 
-def _accelerate(told: _Told) -> dict[str, dict[str, Any]]:
+def _accelerate(told: _Told) -> _Words:
     count, micro = told.cut()
-    found: dict[str, dict[str, Any]] = {"Accelerator": {"gradient_accumulation_steps": count}}
+    found: _Words = {"Accelerator": {"gradient_accumulation_steps": count}}
     if told.on_cpu:
         found["Accelerator"]["cpu"] = True
     if "amp_dtype" in told:
@@ -206,9 +209,9 @@ def _accelerate(told: _Told) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _deepspeed(told: _Told) -> dict[str, dict[str, Any]]:
+def _deepspeed(told: _Told) -> _Words:
     count, micro = told.cut()
-    found: dict[str, Any] = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": count}
+    found: _Arguments = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": count}
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(told["amp_dtype"])
     if dtype:
         found["torch_autocast"] = {"enabled": True, "dtype": dtype}
@@ -228,7 +231,7 @@ def _nesterov(told: _Told) -> bool:
     return bool(told["nesterov"]) and told["momentum"] > 0  # torch refuses it without
 
 
-def _json(told: _Told) -> dict[str, dict[str, Any]]:
+def _json(told: _Told) -> _Words:
     told.told |= {*told.knobs, "optimizer", "schedule", "parameter_groups", "max_grad_norm"}
     best = told.best
     workload = {"ref": best.ref, "options": dict(best.options)}
@@ -237,7 +240,7 @@ def _json(told: _Told) -> dict[str, dict[str, Any]]:
     return {"best": {"workload": workload, "knobs": told.knobs, "train": train, **measured}}
 
 
-FRAMEWORKS: Mapping[str, Callable[[_Told], dict[str, dict[str, Any]]]] = {
+FRAMEWORKS: Mapping[str, Callable[[_Told], _Words]] = {
     "transformers": _transformers,
     "lightning": _lightning,
     "accelerate": _accelerate,

@@ -8,14 +8,11 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainables.knobs import KnobTable
-from tuning.config.cards import GIB_BYTES
-from tuning.memory.groups import need_of
-from tuning.report.format import plain, size
+from tuning.report.format import plain
 from tuning.report.named import WORDS, Named
 from tuning.report.sentences import keeps_today
 from tuning.report.summary import Summary
@@ -63,8 +60,8 @@ def front(summary: Summary) -> Figure | None:
         axes.scatter(*place(others), s=22, facecolors=PAPER, edgecolors=MUTED, linewidths=0.9)
         axes.plot(*place(best), color=ACCENT, linewidth=1.2, zorder=2)
         axes.scatter(*place(best), s=24, facecolors=PAPER, edgecolors=ACCENT, linewidths=1.2, zorder=3)
-        for row, named in enumerate([*summary.given(), *([summary.best] if summary.best else [])]):
-            _mark(axes, named, objective, row)
+        for named in (*summary.given(), *([summary.best] if summary.best else [])):
+            _mark(axes, named, objective)
         axes.set_xlabel("samples a second (higher is better)")
         axes.set_ylabel(_quality_label(summary))
         axes.margins(x=0.08, y=0.1)
@@ -112,75 +109,6 @@ def to_quality(summary: Summary) -> Figure | None:
     return _figure("to_quality", 2.8, draw, caption)
 
 
-OPEN_DOT: Mapping[str, Any] = {"s": 16, "facecolors": PAPER, "edgecolors": MUTED, "linewidths": 0.8, "zorder": 3}
-
-
-def memory(summary: Summary) -> Figure | None:
-    """Returns the peak of every probe and trial against its micro-batch, a line for each memory group; else None.
-
-    Configurations that ran out of memory or were refused are crosses, the latter at their predicted peak.
-    """
-    seen = [v for v in (*summary.probes, *summary.trials, *summary.refused) if v.peak_allocated_bytes and v.config]
-    placed = [(*need, v) for v in seen if (need := _need(v, summary.table)) is not None]
-    if not placed:
-        return None
-    cap, best = summary.place.cap_bytes, summary.best
-    unit, suffix = (GIB_BYTES, "GiB") if max(v.peak_allocated_bytes or 0 for v in seen) >= GIB_BYTES else (2**20, "MiB")
-
-    def draw(axes: Axes) -> None:
-        ran: dict[object, dict[int, float]] = {}
-        marks: dict[str, list[tuple[int, float]]] = {INK: [], MUTED: [], PAPER: []}
-        for group, micro, one in placed:
-            peak = (one.peak_allocated_bytes or 0) / unit
-            if one.outcome in ("oom", "host_oom", "refused"):
-                marks[INK if one.outcome != "refused" else MUTED].append((micro, peak))
-                continue
-            ran.setdefault(group, {})[micro] = max(peak, ran.get(group, {}).get(micro, 0.0))
-            marks[PAPER].append((micro, peak))
-        for color, spots in marks.items():  # an artist a color: one for each of 800 trials took 7 s
-            is_cross = color != PAPER
-            shape: Any = {"marker": "x", "s": 30, "color": color, "zorder": 4} if is_cross else OPEN_DOT
-            axes.scatter([micro for micro, _ in spots], [peak for _, peak in spots], **shape)
-        for points in ran.values():
-            axes.plot(*zip(*sorted(points.items()), strict=True), color=SOFT, linewidth=1.2, zorder=2)
-        if best is not None and best.peak_allocated_bytes and (need := _need(best, summary.table)) is not None:
-            axes.scatter([need[1]], [best.peak_allocated_bytes / unit], s=42, color=ACCENT, zorder=5)
-            _label(axes, "best", need[1], best.peak_allocated_bytes / unit)
-        if cap:
-            axes.axhline(cap / unit, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
-            axes.annotate(f"cap {size(cap)}", (0, cap / unit), (4, 3), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", color=INK)  # fmt: skip
-        micros = sorted({micro for _, micro, _ in placed})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(micros, [str(micro) for micro in micros], minor=False)
-        axes.set_xlabel("micro-batch (samples)")
-        axes.set_ylabel(f"peak allocated ({suffix})")
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.06)
-
-    capped = f" The card holds {size(cap)}." if cap else ""
-    caption = (
-        f"Peak memory of {len(placed)} probes and trials against the micro-batch; lines join those that need alike."
-    )
-    return _figure("memory", 2.8, draw, f"{caption} Crosses ran out of memory, or were refused ahead.{capped}")
-
-
-def _need(one: TrialView | Named, table: KnobTable) -> tuple[object, int] | None:
-    """Returns memory group and micro-batch of a configuration; None where it is of another version."""
-    try:
-        return need_of(one.config, table)
-    except (TypeError, ValueError):
-        return None
-
-
-FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
-    "front": front,
-    "to_quality": to_quality,
-    "memory": memory,
-}
-"""Every figure by its name in the page."""
-
-
 def _figure(name: str, height_inches: float, draw: Callable[[Axes], None], caption: str) -> Figure:
     """Returns what `draw` makes of axes."""
     import matplotlib as mpl
@@ -217,19 +145,10 @@ def _quality_label(summary: Summary) -> str:
     return f"{plain(summary.objective)} ({better} is better)"
 
 
-def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:
-    """A named configuration at what was confirmed; where its quality is not known a line at its speed, named on a row.
-
-    Rows keep apart the names of two that are as fast.
-    """
+def _mark(axes: Axes, named: Named, objective: str) -> None:
+    """Marks a named configuration at what was measured of it, if that is both speed and quality."""
     speed, quality = named.samples_per_s, named.quality.get(objective)
-    if not speed:
-        return
-    if quality is None:
-        axes.axvline(speed, color=MUTED, linewidth=0.8, linestyle=(0, (2, 3)))
-        where = (speed, 0.02 + 0.06 * row)
-        axes.annotate(plain(named.name), where, (4, 0), xycoords=("data", "axes fraction"),
-                      textcoords="offset points", color=MUTED)  # fmt: skip
+    if not speed or quality is None:
         return
     colour = ACCENT if named.name == "best" else INK
     if quality.low is not None and quality.high is not None and len(quality.by_seed) > 1:

@@ -36,6 +36,7 @@ def render(summary: Summary) -> str:
     text = (resources.files("tuning") / "templates" / "report.html.j2").read_text(encoding="utf-8")
     best, base = summary.best, sentences.today(summary)
     chosen = fmt.settings(best.config, summary.table, base.config if base else None) if best else []
+    drawn = {"front": plots.front(summary), "to_quality": plots.to_quality(summary)}
     return environment.from_string(text).render(
         summary=summary,
         title=_title(summary),
@@ -58,7 +59,8 @@ def render(summary: Summary) -> str:
         provenance=list(_provenance(summary)),
         methods=sorted({q.method for n in summary.named.values() for q in n.quality.values() if n.name == "best"}),
         counts=words.counts(summary.trial_counts),
-        figures=_figures(summary),
+        # plots escapes what it is given
+        figures={name: (Markup(f.svg), f.caption) for name, f in drawn.items() if f is not None},  # noqa: S704
     )
 
 
@@ -69,13 +71,6 @@ def _printable(value: Any) -> Any:
     return plain(value).replace(" ± ", "\u00a0±\u00a0")
 
 
-def _figures(summary: Summary) -> dict[str, tuple[Markup, str]]:
-    """Figures by name, each with its caption."""
-    found = {name: draw(summary) for name, draw in plots.FIGURES.items()}
-    # plots escapes what it is given
-    return {name: (Markup(f.svg), f.caption) for name, f in found.items() if f is not None}  # noqa: S704
-
-
 def _title(summary: Summary) -> str:
     name, place = Path(summary.workload).stem or "Run", summary.place
     card = f" on {place.card}" if place.card and place.card not in HERE else ""
@@ -83,9 +78,10 @@ def _title(summary: Summary) -> str:
 
 
 def _times(summary: Summary) -> list[tuple[str, str, str, float]]:
-    """Activity, seconds in words, share in words, share as percent of the widest for the bar."""
-    parts, wall_s = sentences.shares(summary), summary.times.wall_s
-    return [(name, duration(s), percent(s / wall_s), round(100 * s / parts[0][1], 1)) for name, s in parts]
+    """Stage, seconds in words, share in words, share as percent of the widest for the bar."""
+    times = summary.times
+    widest_s = max(times.stages.values(), default=1.0)
+    return [(n, duration(s), percent(s / times.wall_s), round(100 * s / widest_s, 1)) for n, s in times.stages.items()]
 
 
 def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:

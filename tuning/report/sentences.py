@@ -10,12 +10,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tuning.config.cards import HERE, lacking
+from tuning.config.cards import HERE
 from tuning.config.choices import BEFORE, PLAIN, available
 from tuning.config.lenient import finite
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import shareable
 from tuning.journal.events import NodeRecord, ProbeRecord
+from tuning.journal.timeline import STARTUP
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
 from tuning.report.answers import BesideToday
@@ -31,16 +32,11 @@ from tuning.stats.uncertainty import Gain, Quality
 
 
 def left_out(config: StudyConfig) -> list[str]:
-    """Returns what of the space and of the named configurations is left out, by what it needs."""
-    missing, others = lacking(config.card, config.dropped, config.space.table)
-    found = []
-    for needs, by_place in missing.items():
-        if names := list(dict.fromkeys(by_place.get("knobs", ()))):
-            found.append(f"left out, as {needs} is needed: {', '.join(names)}; -v lists why")
-        for place, own in by_place.items():
-            if place != "knobs":
-                found.append(f"{place.partition('.')[2]} is measured without {', '.join(own)}: {needs} is needed")
-    return found + others
+    """Returns what of the space and of the named configurations is left out, and what else was changed."""
+    parts = [text.partition(" is left out: ") for text in config.dropped]
+    keys = dict.fromkeys(key.partition("=")[0].removeprefix("knobs.") for key, left, _ in parts if left)
+    others = [text for text, left, _ in parts if not left]
+    return [f"left out here: {', '.join(keys)}; -v lists why"] * bool(keys) + others
 
 
 STEEP_FRAC = 0.6
@@ -234,9 +230,7 @@ def cut_sentence(found: Summary) -> str:
         return ""
     limit_s = finite(found.study.setting("search", "max_time"))
     more = f" search.max_time={math.ceil(2 * limit_s / 60)}m" if limit_s else ""
-    runs_dir = _recorded_runs_dir(found)
-    elsewhere = [f"runs_dir={runs_dir}"] if runs_dir != "runs" else []
-    command = shlex.join(["python", "-m", "tuning.run", f"resume={plain(found.id)}", *elsewhere])
+    command = resume_command(_recorded_folder(found))
     return f"The search was cut short: {done} of {asked} trials ended; {command}{more} has more of them"
 
 
@@ -250,8 +244,7 @@ def train_command(found: Summary, name: str) -> str:
 
     Relative paths in options, and a workload that is a module, are found from there alone.
     """
-    workload = found.study.setting("workload", "name") or Path(found.workload).stem
-    folder, file = Path(_recorded_runs_dir(found), plain(workload), plain(found.id)), file_of(name)
+    folder, file = _recorded_folder(found), file_of(name)
     out = "" if name == "best" else f" --out {_quoted(folder / f'train-{Path(file).stem}')}"  # of each one of its own
     return f"python -m tuning train --from {_quoted(folder / file)}{out}"
 
@@ -272,8 +265,10 @@ def _differs(found: Summary, name: str) -> bool:
     return found.best is not None and bool(fmt.apart(found.best.config, found.named[name].config, found.table))
 
 
-def _recorded_runs_dir(found: Summary) -> str:
-    return plain(found.study.setting("runs_dir") or "runs")
+def _recorded_folder(found: Summary) -> Path:
+    """Returns the run's folder, from where the study was started."""
+    workload = found.study.setting("workload", "name") or Path(found.workload).stem
+    return Path(plain(found.study.setting("runs_dir") or "runs"), plain(workload), plain(found.id))
 
 
 def disturbed(probes: Sequence[ProbeRecord]) -> str:
@@ -410,26 +405,12 @@ def node(checked: NodeRecord) -> str:
     return f"{checked.node} runs trials: it is of kind {checked.kind}"
 
 
-def shares(found: Summary) -> list[tuple[str, float]]:
-    """Returns the activities with their seconds, the longest first; what took no time is left out."""
-    times = found.times
-    parts = [
-        ("training", times.training_s),
-        ("evaluating", times.evaluating_s),
-        ("probing", times.probing_s),
-        ("confirming", times.confirming_s),
-        ("start-up", times.startup_s),
-        ("waiting", times.waiting_s),
-    ]
-    return sorted(((name, s) for name, s in parts if s > 0), key=lambda part: -part[1])
-
-
 def startup(found: Summary) -> str:
     """Returns what start-up took and its parts if that is a large share of the run, else ""."""
-    times, parts = found.times, found.study.startup_parts
-    if not parts or times.startup_s < LONG_STARTUP * times.wall_s:
+    startup_s, parts = found.times.stages.get(STARTUP, 0.0), found.study.startup_parts
+    if not parts or startup_s < LONG_STARTUP * found.times.wall_s:
         return ""
-    return f"; start-up {duration(times.startup_s)}: " + ", ".join(f"{n} {duration(s)}" for n, s in parts.items())
+    return f"; start-up {duration(startup_s)}: " + ", ".join(f"{n} {duration(s)}" for n, s in parts.items())
 
 
 def next_commands(found: Summary, folder: Path) -> list[str]:

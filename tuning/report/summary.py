@@ -20,7 +20,7 @@ from tuning.journal.run import History
 from tuning.journal.timeline import Times
 from tuning.report.answers import AnswerView, answers
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
-from tuning.report.trial_views import SPEED, TrialView, refused_view, trial_views, view
+from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search import ablation, selection
 from tuning.search.ablation import AblationResult
 from tuning.search.race import PRIOR_DEGREES
@@ -70,8 +70,6 @@ class Summary:
     probe_counts: Mapping[str, int]
     curves: Mapping[str, tuple[tuple[int, float], ...]]
     """By trial: (samples seen, value of the first objective), at its rungs and its end."""
-    refused: tuple[TrialView, ...]
-    """Configurations that were not launched, each with its predicted peak."""
     named: Mapping[str, Named]
     answers: Mapping[str, AnswerView]
     """The answers to choose from, the pick first, by the names of `PICKS`."""
@@ -202,7 +200,6 @@ def of_run(run: History, ablated: History | None = None) -> Summary:
         trial_counts=_counts(trials, refused["search"], _lost(run)),
         probe_counts=_counts(probes, refused["probe"], 0),
         curves={trial.id: curve for trial in run.trials.values() if (curve := trial.curve(objective[0]))},
-        refused=tuple(map(refused_view, run.refused)),
         named=named,
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
         answers=answers(named, reference, found_gains, objective, _spread(pick)),

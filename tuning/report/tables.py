@@ -116,14 +116,7 @@ def _ablated(one: AblationResult) -> list[str]:
 def knobs(found: Summary) -> tuple[Grid, list[str]] | None:
     """Returns the knobs that differ between the named configurations, and the others as name=value."""
     columns = [*found.given(), *([found.best] if found.best else [])]
-    configs = [_knobs_of(found, one) for one in columns]
-    rows, same = [], []
-    for name in dict.fromkeys(name for config in configs for name in config):
-        values = [config.get(name) for config in configs]
-        if any(value != values[0] for value in values):
-            rows.append([name, *map(_exact, values)])
-        else:
-            same.append(f"{name}={plain(values[0])}")
+    rows, same = _apart([_knobs_of(found, one) for one in columns])
     return (Grid(["", *(one.name for one in columns)], rows), same) if columns else None
 
 
@@ -179,11 +172,19 @@ def compared(first: Summary, second: Summary) -> Grid:
         rows.append([name, *(quality(b.quality[name]) if b and name in b.quality else "-" for b in bests)])
     rows += [["peak", *(size(best.peak_allocated_bytes if best else None) for best in bests)]]
     configs = [_knobs_of(one, best) if best else {} for one, best in zip((first, second), bests, strict=True)]
-    for name in dict.fromkeys([*configs[0], *configs[1]]):
+    return Grid(["", first.id, second.id], [*rows, *_apart(configs)[0]])
+
+
+def _apart(configs: Sequence[Mapping[str, object]]) -> tuple[list[list[str]], list[str]]:
+    """Returns a row for each knob in which configurations differ, and the others as name=value."""
+    rows, same = [], []
+    for name in dict.fromkeys(name for config in configs for name in config):
         values = [config.get(name) for config in configs]
-        if values[0] != values[1]:
+        if any(value != values[0] for value in values):
             rows.append([name, *map(_exact, values)])
-    return Grid(["", first.id, second.id], rows)
+        else:
+            same.append(f"{name}={plain(values[0])}")
+    return rows, same
 
 
 def _knobs_of(found: Summary, one: Named) -> dict[str, object]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -89,7 +90,8 @@ def summary(found: Summary) -> list[RenderableType]:
         base, trial = sentences.today(found), f"({sentences.found_by(best)})"
         others = "at cardtune's default" if base is None else f"as in {sentences.called(base.name)}"
         if chosen := fmt.settings(best.config, found.table, base.config if base else None):
-            rows += [("set", fmt.side_by_side(chosen, "bold")), ("", f"every other knob {others} {trial}")]
+            texts = [Text(plain(text), style="bold", overflow="fold") for text in chosen]
+            rows += [("set", Columns(texts, padding=(0, 2), equal=True)), ("", f"every other knob {others} {trial}")]
         else:
             rows.append(("set", f"nothing: every knob {others} {trial}"))
     rows += [("but", Text(f"{said}.", style="yellow")) for said in sentences.cautions(found)]
@@ -97,7 +99,8 @@ def summary(found: Summary) -> list[RenderableType]:
         parts.append(labelled(rows))
     if (grid := tables.answers(found, brief=True)) is not None:
         parts += [Text(""), fmt.table(grid.head, grid.rows), Text(plain(sentences.measured_sentence(found))), Text("")]
-    return [*parts, labelled(_rest(found)), *_ablated(found), Text("")]
+    ablated = [Text(""), *ablation(found.ablation)] if found.ablation else []
+    return [*parts, labelled(_rest(found)), *ablated, Text("")]
 
 
 def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
@@ -133,13 +136,6 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         yield "card", best.card
     asked_for = {name: value for name, value in best.config.items() if found.asks_for(name)}
     yield from (("note", text) for text in runtime_check.disagreements(asked_for, best.active, found.table))
-
-
-def _ablated(found: Summary) -> Iterator[RenderableType]:
-    """Yields what each optimisation bought, as far as that was measured."""
-    if found.ablation:
-        yield Text("")
-        yield from ablation(found.ablation)
 
 
 def ablation_window(made: events.Event) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tuning.journal.events import Config, ConfirmedRecord, Facts, ProbeRecord, RefusedRecord, TrialRecord
-from tuning.journal.run import History, Trial
+from tuning.journal.events import Config, ConfirmedRecord, Facts, ProbeRecord, TrialRecord
+from tuning.journal.run import History
 from tuning.search.bottleneck import joules_a_sample
 
 SPEED, MEASURED = "samples_per_s", "measured_samples_per_s"
@@ -68,15 +68,5 @@ def view(made: TrialRecord | ConfirmedRecord | ProbeRecord) -> TrialView:
 
 def trial_views(run: History, objectives: Iterable[str]) -> list[TrialView]:
     """Returns each trial that ended, once, with its latest ending: a resumed run may repeat one."""
-    return [trial_view(run.trials[end.trial], end, objectives) for end in run.ended]
-
-
-def trial_view(trial: Trial, end: TrialRecord, objectives: Iterable[str]) -> TrialView:
-    """Returns a trial by its latest ending."""
-    return replace(view(end), values={name: trial.values.get(name) for name in objectives}, named=trial.named)
-
-
-def refused_view(refusal: RefusedRecord) -> TrialView:
-    """Returns what was not launched, with the peak that was predicted for it."""
-    peak_bytes = refusal.predicted_bytes
-    return TrialView(refusal.trial, "refused", refusal.config, peak_allocated_bytes=peak_bytes, message=refusal.reason)
+    ended = [(run.trials[end.trial], end) for end in run.ended]
+    return [replace(view(end), values={n: t.values.get(n) for n in objectives}, named=t.named) for t, end in ended]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trainables.knobs import KnobTable, Scalar
 from tuning.journal import events
-from tuning.report.format import fit, plain, plural, rate, size, unlike
+from tuning.report.format import fit, plain, rate, size, unlike
 from tuning.report.trial_views import TrialView, view
 
 MESSAGE_COLUMNS = 160
@@ -38,11 +38,6 @@ def counts(found: Mapping[str, int]) -> str:
     """Returns "12: 5 ok, 4 stopped, ...": how many there are, and how each ended."""
     parts = [f"{n} {outcome(name)}" for name, n in found.items() if n]
     return f"{sum(found.values())}" + (f": {', '.join(parts)}" if parts else "")
-
-
-def measured_again(seeds: int, rounds: int) -> str:
-    """Returns how often a configuration was trained on fresh seeds and took its turn, "3 seeds, 5 rounds"."""
-    return ", ".join(plural(count, word) for count, word in ((seeds, "seed"), (rounds, "round")) if count)
 
 
 def event(

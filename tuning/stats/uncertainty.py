@@ -72,8 +72,6 @@ class Quality:
     by_seed: Mapping[int, float]
     method: str
     confirmed: bool = True
-    by_samples: tuple[float, float] | None = None
-    """Wilson's interval of the mean as a share of the validation samples, which no further seed narrows."""
 
 
 class Pair(NamedTuple):
@@ -135,17 +133,16 @@ def quality(
     low: float | None = None
     high: float | None = None
     method = "one seed, no interval"
-    by_samples = _wilson(mean, proportion_of) if proportion_of else None
     if count > 1:
         reach = t_975(count - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / count)
         low, high = mean - reach, mean + reach
         method = f"95 % prediction interval of one new run, from {count} seeds"
-    elif by_samples:
-        low, high = by_samples
+    elif proportion_of:
+        low, high = _wilson(mean, proportion_of)
         method = f"95 % binomial interval of {proportion_of} validation samples, one seed"
     if most is not None and low is not None and high is not None and all(0.0 <= value <= most for value in values):
         low, high = max(low, 0.0), min(high, most)
-    return Quality(mean, low, high, dict(by_seed), method, confirmed, by_samples)
+    return Quality(mean, low, high, dict(by_seed), method, confirmed)
 
 
 def gain(of: str, over: str, rounds: Sequence[Pair], trainings: Sequence[Pair] = ()) -> Gain | None:

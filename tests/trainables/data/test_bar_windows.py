@@ -1,7 +1,5 @@
 """Nothing of the future reaches a feature, whatever the frames; frames, labels and splits are what they say."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import numpy as np
@@ -11,16 +9,7 @@ from hypothesis import strategies as st
 
 from trainables.data.bar_windows import BarWindows, decisions, parts, scaled, split_at, windows
 from trainables.data.errors import DataError
-from trainables.data.timeframes import (
-    HOUR_US,
-    Bars,
-    Timeframe,
-    answers,
-    features,
-    parse,
-    resample,
-    volatility,
-)
+from trainables.data.timeframes import HOUR_US, Bars, Timeframe, answers, features, parse, resample, volatility
 
 START_US = 1_704_067_200_000_000  # Monday, 1 January 2024
 FRAMES = parse("1h:5 4h:4 1D:2")
@@ -56,23 +45,23 @@ def utc(*when: int) -> int:
         ("1M:1", (1969, 12, 31), (1970, 1, 1)),
     ],
 )
-def test_a_bar_ends_where_the_calendar_says(frame: str, close: tuple[int, ...], end: tuple[int, ...]) -> None:
+def test_a_bar_ends_where_the_calendar_says(frame, close, end):
     assert parse(frame)[0].end_us(np.array([utc(*close)])).tolist() == [utc(*end)]
 
 
-def test_timeframes_are_read_in_any_order() -> None:
+def test_timeframes_are_read_in_any_order():
     assert parse("1D:2, 4h:4  1h:5") == FRAMES == (Timeframe(1, "h", 5), Timeframe(4, "h", 4), Timeframe(1, "D", 2))
     assert [frame.name for frame in FRAMES] == ["1h", "4h", "1D"]
 
 
 @pytest.mark.parametrize("text", ["1h", "1h:0", "", "24h:3 1D:3"])
-def test_timeframes_are_refused_by_item(text: str) -> None:
+def test_timeframes_are_refused_by_item(text):
     with pytest.raises(ValueError, match=f"'{text}'"):
         parse(text)
 
 
 @pytest.mark.parametrize("frame", ["90min:1", "1W:1", "1M:1"])
-def test_resampling_equals_going_through_the_bars_one_by_one(frame: str) -> None:
+def test_resampling_equals_going_through_the_bars_one_by_one(frame):
     bars, longer = walk(2000), parse(frame)[0]
     wanted: dict[int, list[float]] = {}
     for close_us, (opened, high, low, close, volume) in zip(bars.close_us, bars.values, strict=True):
@@ -93,9 +82,7 @@ def test_resampling_equals_going_through_the_bars_one_by_one(frame: str) -> None
     label=st.sampled_from(["volatility", "direction"]),
     at=st.floats(0.0, 1.0),
 )
-def test_bars_that_close_later_change_no_feature_of_a_decision(
-    seed: int, frames: str, step: int, label: str, at: float
-) -> None:
+def test_bars_that_close_later_change_no_feature_of_a_decision(seed, frames, step, label, at):
     chosen = parse(frames)
     bars = walk(1500, seed, step_us=step)
 
@@ -118,7 +105,7 @@ def test_bars_that_close_later_change_no_feature_of_a_decision(
     assert last[: index + 1].tolist() == last_then[: index + 1].tolist()
 
 
-def test_a_window_ends_with_the_bar_that_has_just_closed() -> None:
+def test_a_window_ends_with_the_bar_that_has_just_closed():
     bars = walk(400, gap=0.0)
     framed = [resample(bars, frame) for frame in FRAMES]
     made = decisions(FRAMES, framed, "volatility", 3)
@@ -128,7 +115,7 @@ def test_a_window_ends_with_the_bar_that_has_just_closed() -> None:
         assert (made.decided_us - newest < frame.length_us).all()
 
 
-def test_volatility_and_labels_by_hand() -> None:
+def test_volatility_and_labels_by_hand():
     bars = walk(60)
     returns = [0.0, *np.diff(np.log(bars.values[:, 3]))]
     spread = volatility(bars, 4)
@@ -142,13 +129,13 @@ def test_volatility_and_labels_by_hand() -> None:
     assert np.isnan(answers(walk(3), "volatility", 4)).all()
 
 
-def test_features_by_hand() -> None:
+def test_features_by_hand():
     bars = Bars(np.array([0, 1]), np.array([[1.0, 2.0, 1.0, 2.0, 9.0], [2.0, 8.0, 2.0, 4.0, np.e - 1.0]]))
     assert features(bars) == pytest.approx(np.array([[np.log(2), np.log(4), np.log(2), 1.0]]))
 
 
 @pytest.mark.parametrize(("val_frac", "horizon"), [(0.1, 12), (0.3, 1), (0.5, 5)])
-def test_no_training_label_reaches_the_validation_part(val_frac: float, horizon: int) -> None:
+def test_no_training_label_reaches_the_validation_part(val_frac, horizon):
     series = {"a": walk(1500, 1), "b": walk(1200, 2, step_us=2 * HOUR_US)}
     frames = parse("2h:5 1D:2")
     made = [decisions(frames, [resample(b, f) for f in frames], "direction", horizon) for b in series.values()]
@@ -160,7 +147,7 @@ def test_no_training_label_reaches_the_validation_part(val_frac: float, horizon:
     assert len(val.labels) / (purged + len(train.labels) + len(val.labels)) == pytest.approx(val_frac, abs=0.01)
 
 
-def test_bars_after_the_split_change_no_training_window() -> None:
+def test_bars_after_the_split_change_no_training_window():
     bars, other = walk(1500, 1), walk(1500, 2).values * 5.0
     made = decisions(FRAMES, [resample(bars, f) for f in FRAMES], "volatility", 12)
     later = bars.close_us > split_at([made], 0.3)
@@ -171,7 +158,7 @@ def test_bars_after_the_split_change_no_training_window() -> None:
     assert before.labels.tolist() == after.labels.tolist()
 
 
-def test_the_scale_is_that_of_training_bars() -> None:
+def test_the_scale_is_that_of_training_bars():
     bars = walk(600)
     values = features(bars)
     found = scaled(values, bars.close_us[1:], int(bars.close_us[400]))
@@ -184,7 +171,7 @@ def test_the_scale_is_that_of_training_bars() -> None:
     assert constant.tolist() == [[0.0]] * 5
 
 
-def test_parts_hold_every_series_and_refuse_one_too_short() -> None:
+def test_parts_hold_every_series_and_refuse_one_too_short():
     train, val = parts({"a": walk(900, 1), "b": walk(900, 2)}, FRAMES, "volatility", 3, 0.3)
     for part in (train, val):
         assert isinstance(part, BarWindows)

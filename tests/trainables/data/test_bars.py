@@ -1,10 +1,7 @@
 """Bars of .csv files, as the header names their columns; what else a file holds is refused by line and field."""
 
-from __future__ import annotations
-
 import gzip
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +61,7 @@ def assert_bars(bars: pd.DataFrame, wanted: list[Bar]) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_file_gives_the_same_bars_also_zipped(tmp_path: Path, name: str) -> None:
+def test_every_file_gives_the_same_bars_also_zipped(tmp_path, name):
     content = FILES[name].encode()
     (tmp_path / "EURUSD.csv").write_bytes(content)
     (tmp_path / "GBPUSD.csv.gz").write_bytes(gzip.compress(content))
@@ -75,7 +72,7 @@ def test_every_file_gives_the_same_bars_also_zipped(tmp_path: Path, name: str) -
         assert_bars(bars, BARS)
 
 
-def test_a_column_parts_symbols_and_each_is_in_one_file(tmp_path: Path) -> None:
+def test_a_column_parts_symbols_and_each_is_in_one_file(tmp_path):
     lines = "".join(f"{t},{line}\n" for line in rows("%Y-%m-%d %H:%M").splitlines() for t in ("B", "A"))
     (tmp_path / "both.csv").write_text(f"Ticker,{HEADER}{lines}")
     found = read(tmp_path / "both.csv")
@@ -86,13 +83,13 @@ def test_a_column_parts_symbols_and_each_is_in_one_file(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_adjusted_closes_scale_all_prices(tmp_path: Path) -> None:
+def test_adjusted_closes_scale_all_prices(tmp_path):
     path = tmp_path / "stock.csv"
     path.write_text("Date,Open,High,Low,Close,Adj Close,Volume\n2024-01-02,8,12,6,10,5,70\n2024-01-03,5,6,4,5,5,140\n")
     assert read(path)["stock"].to_numpy().tolist() == [[4, 6, 3, 5, 70], [5, 6, 4, 5, 140]]
 
 
-def test_a_volume_may_be_missing_and_rounding_is_put_right(tmp_path: Path) -> None:
+def test_a_volume_may_be_missing_and_rounding_is_put_right(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("time,open,high,low,close\n2024-01-02,1.0,1.19999,0.8,1.2\n")
     assert read(path)["x"].to_numpy().tolist() == [[1.0, 1.2, 0.8, 1.2, 0.0]]
@@ -122,7 +119,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refuses_by_file_line_and_field(tmp_path: Path, case: str) -> None:
+def test_refuses_by_file_line_and_field(tmp_path, case):
     name, content, message = REFUSED[case]
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -130,14 +127,14 @@ def test_refuses_by_file_line_and_field(tmp_path: Path, case: str) -> None:
         read(path)
 
 
-def test_refuses_a_place_without_bars(tmp_path: Path) -> None:
+def test_refuses_a_place_without_bars(tmp_path):
     with pytest.raises(DataError, match=r"gone\.csv: .*no such file"):
         read(tmp_path / "gone.csv")
     with pytest.raises(DataError, match=r"allowed: files ending in \.csv or \.csv\.gz"):
         read(tmp_path)
 
 
-def test_spacing_is_that_of_most_bars_and_no_other(tmp_path: Path) -> None:
+def test_spacing_is_that_of_most_bars_and_no_other(tmp_path):
     hours = pd.date_range("2024-01-01", periods=300, freq="h", tz="UTC")
     bars = pd.DataFrame(1.0, index=hours, columns=list(BAR_COLUMNS))
     assert spacing_us(tmp_path, "x", bars.drop(hours[5:40])) == 3_600_000_000

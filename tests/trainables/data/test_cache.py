@@ -1,7 +1,5 @@
 """A folder of the cache is complete or not there, whoever writes it and however often."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -13,13 +11,13 @@ from trainables.data.errors import DataError
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """An empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     return tmp_path / "own" / "cardtune"
 
 
-def test_a_folder_is_written_once_and_found_again(home: Path) -> None:
+def test_a_folder_is_written_once_and_found_again(home):
     written: list[Path] = []
 
     def write(folder: Path) -> None:
@@ -32,7 +30,7 @@ def test_a_folder_is_written_once_and_found_again(home: Path) -> None:
     assert [path.relative_to(home).as_posix() for path in home.rglob("*")] == ["set-1", "set-1/a"]
 
 
-def test_writers_at_once_leave_one_whole_folder(home: Path) -> None:
+def test_writers_at_once_leave_one_whole_folder(home):
     together = Barrier(4)
 
     def write(folder: Path) -> None:
@@ -46,7 +44,7 @@ def test_writers_at_once_leave_one_whole_folder(home: Path) -> None:
     assert sorted(path.name for path in home.rglob("*")) == ["a", "b", "c", "set-1"]
 
 
-def test_what_is_interrupted_leaves_nothing(home: Path) -> None:
+def test_what_is_interrupted_leaves_nothing(home):
     def write(folder: Path) -> None:
         (folder / "a").write_text("half")
         raise KeyboardInterrupt
@@ -56,13 +54,13 @@ def test_what_is_interrupted_leaves_nothing(home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_says_where_it_cannot_write(tmp_path: Path, home: Path) -> None:
+def test_says_where_it_cannot_write(tmp_path, home):
     home.parent.write_text("a file in the way")
     with pytest.raises(DataError, match=r"cardtune: found .*; allowed: a folder to write to; set XDG_CACHE_HOME"):
         written_once("set-1", lambda folder: None)
 
 
-def test_a_kept_value_is_made_again_if_changed_or_damaged(home: Path) -> None:
+def test_a_kept_value_is_made_again_if_changed_or_damaged(home):
     made: list[int] = []
 
     def make() -> list[int]:
@@ -75,7 +73,7 @@ def test_a_kept_value_is_made_again_if_changed_or_damaged(home: Path) -> None:
     assert kept("n", ["a", "b"], make) == [4]
 
 
-def test_what_cannot_be_kept_is_made_each_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_kept_is_made_each_time(home, monkeypatch):
     home.parent.mkdir(parents=True)
     home.write_text("a file where the folder should be")
     made = [1, 2]

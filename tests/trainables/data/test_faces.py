@@ -1,7 +1,5 @@
 """Readers of 300W-LP and BIWI on files written here in the published layouts, and on broken ones."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -75,7 +73,7 @@ def write_biwi(root: Path, sequence: str, number: int, pose_deg: tuple[float, fl
     return path
 
 
-def test_300w_lp_radians_become_yaw_pitch_roll_in_degrees(tmp_path: Path) -> None:
+def test_300w_lp_radians_become_yaw_pitch_roll_in_degrees(tmp_path):
     write_mat(tmp_path / "300W_LP" / "AFW" / "AFW_134212_1_0", (-41.5, 12.25, 7.0))
     (face,) = face_sets.read(tmp_path / "300W_LP")
     assert face.angles_deg == pytest.approx((-41.5, 12.25, 7.0), abs=1e-4)
@@ -83,7 +81,7 @@ def test_300w_lp_radians_become_yaw_pitch_roll_in_degrees(tmp_path: Path) -> Non
     assert face.group == "AFW/AFW_134212"
 
 
-def test_300w_lp_box_has_hopenets_margins_and_is_square(tmp_path: Path) -> None:
+def test_300w_lp_box_has_hopenets_margins_and_is_square(tmp_path):
     k = 0.35
     write_mat(tmp_path / "A_0", (0, 0, 0), pt2d=box_of_points(100, 120, 300, 320))  # 200 x 200: the height decides
     write_mat(tmp_path / "B_0", (0, 0, 0), pt2d=box_of_points(10, 200, 310, 300))  # 300 x 100: the width does
@@ -104,13 +102,13 @@ def test_300w_lp_box_has_hopenets_margins_and_is_square(tmp_path: Path) -> None:
     ],
     ids=["AFW", "IBUG", "LFPW"],
 )
-def test_300w_lp_all_faces_of_a_photograph_are_one_group(tmp_path: Path, names: tuple[str, ...], group: str) -> None:
+def test_300w_lp_all_faces_of_a_photograph_are_one_group(tmp_path, names, group):
     for name in names:
         write_mat(tmp_path / name, (0, 0, 0))
     assert {f.group for f in face_sets.read(tmp_path)} == {group}
 
 
-def test_300w_lp_leaves_out_landmarks_and_heads_beyond_99(tmp_path: Path) -> None:
+def test_300w_lp_leaves_out_landmarks_and_heads_beyond_99(tmp_path):
     write_mat(tmp_path / "AFW" / "AFW_1_1_0", (98.9, 0, 0))
     write_mat(tmp_path / "AFW" / "AFW_1_1_1", (-99.5, 0, 0))
     write_mat(tmp_path / "AFW" / "AFW_1_1_2", (0, 110, 0))
@@ -121,13 +119,13 @@ def test_300w_lp_leaves_out_landmarks_and_heads_beyond_99(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("pose", [(40, -25, -30), (-60, 35, 20)], ids=str)
-def test_biwi_angles_are_those_the_matrix_was_made_of(tmp_path: Path, pose: tuple[float, float, float]) -> None:
+def test_biwi_angles_are_those_the_matrix_was_made_of(tmp_path, pose):
     write_biwi(tmp_path, "01", 3, pose)
     (face,) = face_sets.read(tmp_path)
     assert face.angles_deg == pytest.approx(pose, abs=1e-3)
 
 
-def test_biwi_box_is_around_the_head_in_the_colour_image(tmp_path: Path) -> None:
+def test_biwi_box_is_around_the_head_in_the_colour_image(tmp_path):
     write_biwi(tmp_path, "01", 3, (0, 0, 0))
     (face,) = face_sets.read(tmp_path)
     left, top, right, bottom = face.box
@@ -137,7 +135,7 @@ def test_biwi_box_is_around_the_head_in_the_colour_image(tmp_path: Path) -> None
     assert right - left == bottom - top == round(517.679 * 250 / 869.51)
 
 
-def test_biwi_sequences_of_one_person_are_one_group(tmp_path: Path) -> None:
+def test_biwi_sequences_of_one_person_are_one_group(tmp_path):
     for sequence in ("02", "03", "05", "07", "15", "18", "21", "22", "24"):
         write_biwi(tmp_path, sequence, 3, (0, 0, 0))
     groups = {f.image.parent.name: f.group for f in face_sets.read(tmp_path)}
@@ -145,7 +143,7 @@ def test_biwi_sequences_of_one_person_are_one_group(tmp_path: Path) -> None:
     assert len(set(groups.values())) == 5
 
 
-def test_a_split_keeps_groups_and_depends_on_the_seed_alone() -> None:
+def test_a_split_keeps_groups_and_depends_on_the_seed_alone():
     faces = [
         Face(Path(f"{g}_{i}.jpg"), (0, 0, 1, 1), (0.0, 0.0, 0.0), f"g{g}") for g in range(20) for i in range(1 + g % 3)
     ]
@@ -159,7 +157,7 @@ def test_a_split_keeps_groups_and_depends_on_the_seed_alone() -> None:
         face_sets.split(faces[:1], 0.2, seed=0)
 
 
-def test_pixels_scale_the_box_and_are_black_beyond_the_edge(tmp_path: Path) -> None:
+def test_pixels_scale_the_box_and_are_black_beyond_the_edge(tmp_path):
     image = Image.new("RGB", (40, 40), (200, 100, 50))
     image.save(tmp_path / "a.png")
     image.convert("L").save(tmp_path / "grey.png")
@@ -191,7 +189,7 @@ MAT = b"MATLAB 7.3 MAT-file" + b" " * 105 + b"\x00\x02IM" + b"\x89HDF\r\n"
     ],
     ids=["no pose", "short pose", "nan", "AFLW2000-3D", "text", "no face", "empty", "torn", "cut", "newer"],
 )
-def test_300w_lp_names_file_and_field(tmp_path: Path, fields: Any, message: str) -> None:
+def test_300w_lp_names_file_and_field(tmp_path, fields, message):
     path = write_mat(tmp_path / "A_0", (0, 0, 0), **({} if callable(fields) else fields))
     if callable(fields):
         path.write_bytes(fields(path.read_bytes()))
@@ -200,7 +198,7 @@ def test_300w_lp_names_file_and_field(tmp_path: Path, fields: Any, message: str)
 
 
 @pytest.mark.parametrize("layout", ["300W-LP", "BIWI"])
-def test_a_face_without_an_image_is_named(tmp_path: Path, layout: str) -> None:
+def test_a_face_without_an_image_is_named(tmp_path, layout):
     if layout == "BIWI":
         image = write_biwi(tmp_path, "01", 3, (0, 0, 0)).with_name("frame_00003_rgb.png")
     else:
@@ -222,7 +220,7 @@ def test_a_face_without_an_image_is_named(tmp_path: Path, layout: str) -> None:
         ("cal", None, r"rgb\.cal: found .*No such file"),
     ],
 )
-def test_biwi_names_the_file_and_its_fault(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+def test_biwi_names_the_file_and_its_fault(tmp_path, name, text, message):
     pose = write_biwi(tmp_path, "01", 3, (0, 0, 0))
     broken = pose if name == "pose" else pose.with_name("rgb.cal")
     broken.unlink()
@@ -232,7 +230,7 @@ def test_biwi_names_the_file_and_its_fault(tmp_path: Path, name: str, text: str 
         face_sets.read(tmp_path)
 
 
-def test_a_folder_holds_one_set(tmp_path: Path) -> None:
+def test_a_folder_holds_one_set(tmp_path):
     with pytest.raises(DataError, match=r"missing: .*300W-LP or BIWI"):
         face_sets.read(tmp_path / "missing")
     with pytest.raises(DataError, match=r"allowed: NAME\.mat \(300W-LP\) or frame_"):
@@ -244,7 +242,7 @@ def test_a_folder_holds_one_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 300])
-def test_a_torn_image_is_named(tmp_path: Path, size: int) -> None:
+def test_a_torn_image_is_named(tmp_path, size):
     write_mat(tmp_path / "A_0", (0, 0, 0))
     (face,) = face_sets.read(tmp_path)
     face.image.write_bytes(face.image.read_bytes()[:size])
@@ -252,7 +250,7 @@ def test_a_torn_image_is_named(tmp_path: Path, size: int) -> None:
         pixels(face, 8)
 
 
-def test_a_large_set_is_read_again_only_if_a_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_set_is_read_again_only_if_a_file_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(face_sets, "INDEXED_FILES", 2)
     write_mat(tmp_path / "small" / "AFW_1_0.mat", (10.0, 0.0, 0.0))

@@ -1,7 +1,5 @@
 """Drawing heads: the rasteriser against a plain one, the signs of a pose, and where landmarks fall."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -35,7 +33,7 @@ def plainly(points: np.ndarray, triangles: np.ndarray, width: int, height: int) 
 
 
 @pytest.mark.parametrize("spread_px", [1.5, 6.0, 30.0])
-def test_rasterise_sees_what_a_plain_rasteriser_sees(spread_px: float) -> None:
+def test_rasterise_sees_what_a_plain_rasteriser_sees(spread_px):
     rng = np.random.default_rng(0)
     middles = rng.uniform(-4, 20, (12, 1, 3))
     points = (middles + rng.normal(0, spread_px, (12, 3, 3))).reshape(-1, 3).astype(np.float32)
@@ -49,20 +47,20 @@ def test_rasterise_sees_what_a_plain_rasteriser_sees(spread_px: float) -> None:
 
 
 @pytest.mark.parametrize(("angles", "axis"), [((30, 0, 0), 0), ((0, 20, 0), 1)], ids=["yaw: left", "pitch: up"])
-def test_the_nose_goes_where_yaw_and_pitch_say(angles: tuple[int, int, int], axis: int) -> None:
+def test_the_nose_goes_where_yaw_and_pitch_say(angles, axis):
     straight, turned = (landmarks(mean_face(), rotation(*a), CAMERA)[:, NOSE_TIP] for a in ((0, 0, 0), angles))
     moved = turned - straight
     assert moved[axis] < -5
     assert abs(moved[1 - axis]) < 0.5 * abs(moved[axis])
 
 
-def test_roll_turns_the_head_clockwise() -> None:
+def test_roll_turns_the_head_clockwise():
     found = landmarks(mean_face(), rotation(0, 0, 30), CAMERA)
     up = found[:, BETWEEN_EYES] - found[:, CHIN]
     assert np.degrees(np.arctan2(up[0], -up[1])) == pytest.approx(30, abs=1)
 
 
-def test_landmarks_are_symmetric_and_in_the_order_of_300_w() -> None:
+def test_landmarks_are_symmetric_and_in_the_order_of_300_w():
     found = landmarks(mean_face(), rotation(0, 0, 0), Camera(100.0, (0.0, 0.0), (1, 1)))
     assert found[0, :17] == pytest.approx(-found[0, 16::-1], abs=0.5)  # the jaw, from side to side
     assert found[1, :17] == pytest.approx(found[1, 16::-1], abs=0.5)
@@ -71,7 +69,7 @@ def test_landmarks_are_symmetric_and_in_the_order_of_300_w() -> None:
     assert found[1, 17:27].max() < found[1, 27:].min()  # brows over all else but the jaw's ends
 
 
-def test_a_head_covers_the_image_where_its_landmarks_are() -> None:
+def test_a_head_covers_the_image_where_its_landmarks_are():
     rng = np.random.default_rng(3)
     head = random_head(rng)
     turned = rotation(20, 10, 5)

@@ -1,7 +1,5 @@
 """JSON lines and tables give the same pairs; whatever else a file holds is refused by file, line and field."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
@@ -12,14 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.data.errors import DataError
-from trainables.data.nli_pairs import (
-    MAX_LINE_BYTES,
-    TextPair,
-    balanced,
-    hypothesis_only_accuracy,
-    read,
-    read_splits,
-)
+from trainables.data.nli_pairs import MAX_LINE_BYTES, TextPair, balanced, hypothesis_only_accuracy, read, read_splits
 
 YES, NO = TextPair('A "dog runs.', "An animal runs.", True), TextPair("Two men sleep.", "They dance.", False)
 SNLI = (
@@ -58,7 +49,7 @@ def snli(pairs: list[TextPair]) -> str:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_gives_the_same_pairs_also_zipped(tmp_path: Path, name: str) -> None:
+def test_every_layout_gives_the_same_pairs_also_zipped(tmp_path, name):
     content = LAYOUTS[name].encode()
     assert read(written(tmp_path / name, content)) == [YES, NO]
     assert read(written(tmp_path / f"{name}.gz", gzip.compress(content))) == [YES, NO]
@@ -87,18 +78,18 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refuses_by_file_line_and_field(tmp_path: Path, name: str) -> None:
+def test_refuses_by_file_line_and_field(tmp_path, name):
     content, message = REFUSED[name]
     with pytest.raises(DataError, match=name.replace(".", r"\.") + message):
         read(written(tmp_path / name, content))
 
 
-def test_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_refuses_a_file_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match=r"none\.jsonl: found no such file"):
         read(tmp_path / "none.jsonl")
 
 
-def test_folder_gives_its_own_splits(tmp_path: Path) -> None:
+def test_folder_gives_its_own_splits(tmp_path):
     for name in ("multinli_1.0_dev_mismatched.jsonl", "._multinli_1.0_train.jsonl", "multinli_1.0_train.tsv"):
         written(tmp_path / name, "not read")
     written(tmp_path / "multinli_1.0_train.jsonl", SNLI)
@@ -106,7 +97,7 @@ def test_folder_gives_its_own_splits(tmp_path: Path) -> None:
     assert read_splits(tmp_path, 0.5, 0) == ([YES, NO], [YES, NO] * 2)
 
 
-def test_folder_without_one_training_file_is_refused(tmp_path: Path) -> None:
+def test_folder_without_one_training_file_is_refused(tmp_path):
     written(tmp_path / "test.jsonl", SNLI)
     with pytest.raises(DataError, match=r"found test\.jsonl; allowed: a file with 'train' in its name"):
         read_splits(tmp_path, 0.5, 0)
@@ -116,7 +107,7 @@ def test_folder_without_one_training_file_is_refused(tmp_path: Path) -> None:
         read_splits(tmp_path, 0.5, 0)
 
 
-def test_split_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_split_that_cannot_be_made_is_refused(tmp_path):
     path = written(tmp_path / "x.jsonl", SNLI)
     with pytest.raises(DataError, match=r"split: found val_frac=1\.0; allowed: > 0 and < 1"):
         read_splits(path, 1.0, 0)
@@ -126,9 +117,7 @@ def test_split_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 9), st.floats(0.2, 0.8))
-def test_split_parts_every_pair_and_no_premise(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, frac: float
-) -> None:
+def test_split_parts_every_pair_and_no_premise(tmp_path_factory, seed, frac):
     pairs = [TextPair(f"p{i // 3}", f"h{i}", i % 3 == 0) for i in range(60)]
     path = written(tmp_path_factory.mktemp("split") / "x.jsonl", snli(pairs))
     train, val = read_splits(path, frac, seed)
@@ -140,7 +129,7 @@ def test_split_parts_every_pair_and_no_premise(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.booleans(), max_size=40), st.none() | st.integers(0, 20))
-def test_balanced_is_half_and_half_in_order(labels: list[bool], limit: int | None) -> None:
+def test_balanced_is_half_and_half_in_order(labels, limit):
     pairs = [TextPair(f"p{i}", "h", entails) for i, entails in enumerate(labels)]
     kept = balanced(pairs, random.Random(0), limit)
     assert sum(p.entails for p in kept) * 2 == len(kept)
@@ -149,7 +138,7 @@ def test_balanced_is_half_and_half_in_order(labels: list[bool], limit: int | Non
     assert len(kept) == (most if limit is None else min(most, limit // 2 * 2))
 
 
-def test_naive_bayes_is_the_formula() -> None:
+def test_naive_bayes_is_the_formula():
     # Terms a, b, "a b" | b: (2 of 3+3) / (1 of 1+3) against the prior 1/1, for the hypothesis "b" alone.
     train = [TextPair("p", "a b", True), TextPair("p", "b", False)]
     assert hypothesis_only_accuracy(train, [TextPair("q", "b", False)]) == 1.0  # 2/6 < 2/4

@@ -1,7 +1,5 @@
 """A folder of .npy files gives its recordings; what is no array (time, channel) of numbers is refused by file."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 from collections.abc import Callable
@@ -38,14 +36,14 @@ def folders(root: Path) -> Path:
     return root
 
 
-def test_the_folders_give_the_recordings(tmp_path: Path) -> None:
+def test_the_folders_give_the_recordings(tmp_path):
     for part in read_splits(folders(tmp_path), None, 0):
         assert [(r.label, r.steps, r.channels) for r in part] == [("a", 3, 2), ("b", 1, 2)]
         assert [load(r).tolist() for r in part] == [ONE, TWO]
         assert all(load(r).dtype == np.float32 and load(r).flags.c_contiguous for r in part)
 
 
-def test_files_of_the_system_are_passed_over(tmp_path: Path) -> None:
+def test_files_of_the_system_are_passed_over(tmp_path):
     root = folders(tmp_path)
     (root / "train" / ".cache").mkdir()
     for name in ("train/a/._traina.npy", "train/.cache/x.npy", "train/.DS_Store", "train/a/notes.txt"):
@@ -54,7 +52,7 @@ def test_files_of_the_system_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("descr", "code"), [(">f4", ">f"), ("<f2", "<e"), ("|u1", "B")])
-def test_real_numbers_of_any_type_become_float32(tmp_path: Path, descr: str, code: str) -> None:
+def test_real_numbers_of_any_type_become_float32(tmp_path, descr, code):
     root = folders(tmp_path)
     rows = [[int(v) for v in row] for row in ONE] if code == "B" else ONE
     (root / "train" / "a" / "traina.npy").write_bytes(npy(rows, descr, code))  # type: ignore[arg-type]
@@ -78,14 +76,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refuses_a_file_by_name(tmp_path: Path, case: str) -> None:
+def test_refuses_a_file_by_name(tmp_path, case):
     make, message = REFUSED[case]
     make(folders(tmp_path) / "test" / "b" / "testb.npy")
     with pytest.raises(DataError, match=r"testb\.npy: " + message):
         read_splits(tmp_path, None, 0)
 
 
-def test_refuses_a_file_that_is_not_as_its_header_was(tmp_path: Path) -> None:
+def test_refuses_a_file_that_is_not_as_its_header_was(tmp_path):
     root = folders(tmp_path)
     (root / "train" / "a" / "traina.npy").write_bytes(npy([[1.0, 2.0], [3.0, float("nan")]]))
     (root / "train" / "b" / "trainb.npy").write_bytes(npy([[1e300, 2.0]], "<f8", "<d"))
@@ -99,7 +97,7 @@ def test_refuses_a_file_that_is_not_as_its_header_was(tmp_path: Path) -> None:
         load(first)
 
 
-def test_refuses_a_folder_of_another_shape(tmp_path: Path) -> None:
+def test_refuses_a_folder_of_another_shape(tmp_path):
     with pytest.raises(DataError, match=r"allowed: train/<label>/<id>\.npy; try: docs/data\.md"):
         read_splits(tmp_path, None, 0)
     with pytest.raises(DataError, match=r"gone: found no such folder"):
@@ -120,9 +118,7 @@ def test_refuses_a_folder_of_another_shape(tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 3), st.floats(0.05, 0.95), st.integers(2, 9), st.integers(1, 5))
-def test_held_out_is_a_share_of_each_label(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, frac: float, many: int, few: int
-) -> None:
+def test_held_out_is_a_share_of_each_label(tmp_path_factory, seed, frac, many, few):
     root = tmp_path_factory.mktemp("set")
     counts = {"a": many, "b": few}
     arrays = [("train", label, str(i), np.ones((1, 1))) for label, count in counts.items() for i in range(count)]
@@ -135,7 +131,7 @@ def test_held_out_is_a_share_of_each_label(
         assert held == min(count - 1, max(1, round(frac * count)))
 
 
-def test_a_share_that_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
+def test_a_share_that_cannot_be_held_out_is_refused(tmp_path):
     root = folders(tmp_path)
     for frac in (0.0, 1.0):
         with pytest.raises(DataError, match=rf"found val_frac={frac}; allowed: > 0 and < 1"):
@@ -144,7 +140,7 @@ def test_a_share_that_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
         read_splits(root, 0.5, 0)
 
 
-def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+def test_what_is_written_is_what_is_read(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {f"{split}{label}": rng.normal(size=(n, 3)) for n, split in ((4, "train"), (2, "val")) for label in "ab"}
     npy_sequences.write(tmp_path, ((name[:-1], name[-1], name, values) for name, values in arrays.items()))
@@ -153,7 +149,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(load(recording), arrays[recording.path.stem].astype(np.float32))
 
 
-def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
+def test_statistics_are_those_of_all_steps(tmp_path):
     rng = np.random.default_rng(0)
     parts = [rng.normal(1000.0, 0.01, size=(n, 2)).astype(np.float32) * [1.0, 0.0] + [0.0, 7.3] for n in (1, 5, 30)]
     npy_sequences.write(tmp_path, [("train", "ab"[i % 2], str(i), part) for i, part in enumerate(parts)])
@@ -164,7 +160,7 @@ def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
     np.testing.assert_allclose(scale, [together[:, 0].std(), 1.0], rtol=0.02)  # float32 holds 1000 to 6e-5
 
 
-def test_some_are_the_same_at_every_call(tmp_path: Path) -> None:
+def test_some_are_the_same_at_every_call(tmp_path):
     train = read_splits(folders(tmp_path), None, 0)[0] * 10
     assert some(train, None, 0) == some(train, 99, 0) == train
     assert some(train, 7, 0) == some(train, 7, 0)

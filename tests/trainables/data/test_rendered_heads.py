@@ -1,9 +1,5 @@
 """Drawn heads as files: what is read back is what was drawn, and is drawn once."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,12 +9,12 @@ from trainables.data.faces import pixels
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     """A cache folder of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_what_is_written_is_read_as_faces() -> None:
+def test_what_is_written_is_read_as_faces():
     faces = face_sets.read(rendered_heads.folder(30))
     assert len(faces) == 30
     angles = np.array([face.angles_deg for face in faces])
@@ -40,13 +36,13 @@ def test_what_is_written_is_read_as_faces() -> None:
         assert (one.box, one.angles_deg) == (other.box, other.angles_deg)
 
 
-def test_heads_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_drawn_once(monkeypatch):
     first = rendered_heads.folder(2)
     monkeypatch.setattr(rendered_heads, "draw", None)
     assert rendered_heads.folder(2) == first
 
 
-def test_another_generator_draws_into_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_generator_draws_into_another_folder(monkeypatch):
     first = rendered_heads.folder(2)
     monkeypatch.setattr(rendered_heads, "_generator", lambda: "another")
     assert rendered_heads.folder(2) != first

@@ -1,20 +1,14 @@
 """The embedded digits become a tree of .npy files with the numbers, classes and splits they had."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from trainables.data import spoken_digits
 from trainables.data.npy_sequences import load, read_splits
 
 
-def test_digits_have_the_sizes_stated_and_come_back_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digits_have_the_sizes_stated_and_come_back_as_they_were(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     root = spoken_digits.folder()
     assert root == spoken_digits.folder()

@@ -1,7 +1,5 @@
 """Instances: drawn from the cities or a square, solved exactly, and split without overlap of centres."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -16,7 +14,7 @@ from trainables.data.tours import Cities, Instance, euclidean, of_cities, scaled
 
 
 @pytest.fixture(scope="module")
-def cities() -> Cities:
+def cities():
     return Cities()
 
 
@@ -39,7 +37,7 @@ def same(one: list[Instance], two: list[Instance]) -> bool:
 
 @settings(max_examples=15, deadline=None)
 @given(nodes=st.integers(3, 7), seed=st.integers(0, 999))
-def test_a_solved_tour_is_the_shortest_of_all(nodes: int, seed: int) -> None:
+def test_a_solved_tour_is_the_shortest_of_all(nodes, seed):
     points = np.random.default_rng(seed).random((nodes, 2)) * 100
     found = solved(points, euclidean(points))
     assert sorted(found.order) == list(range(nodes))
@@ -47,14 +45,14 @@ def test_a_solved_tour_is_the_shortest_of_all(nodes: int, seed: int) -> None:
     assert length(found) == pytest.approx(brute_force(found.distances), rel=1e-4)
 
 
-def test_coincident_points_are_no_trouble() -> None:
+def test_coincident_points_are_no_trouble():
     instance = solved(np.ones((5, 2)), np.zeros((5, 5)))
     assert sorted(instance.order) == list(range(5))
     assert np.isfinite(scaled(instance).points).all()
     assert np.isfinite(scaled(instance).distances).all()
 
 
-def test_scaling_fills_the_square_and_keeps_the_tour() -> None:
+def test_scaling_fills_the_square_and_keeps_the_tour():
     points = np.random.default_rng(0).random((9, 2)) * [400, 100] + 7
     instance = solved(points, euclidean(points))
     small = scaled(instance)
@@ -65,7 +63,7 @@ def test_scaling_fills_the_square_and_keeps_the_tour() -> None:
     assert np.allclose(metric.distances, small.distances)
 
 
-def test_the_sample_holds_the_cities_stated(cities: Cities) -> None:
+def test_the_sample_holds_the_cities_stated(cities):
     assert len(cities) == 45_065
     centre = 1000
     near = cities.remoteness(np.array([centre]))[0].argsort()[:50]
@@ -74,13 +72,13 @@ def test_the_sample_holds_the_cities_stated(cities: Cities) -> None:
     assert euclidean(points)[0].max() < 2.0  # degrees: its 50 nearest cities are around it, projected or not
 
 
-def test_cities_on_both_sides_of_the_date_line_are_near(cities: Cities) -> None:
+def test_cities_on_both_sides_of_the_date_line_are_near(cities):
     longitude = cities._degrees[:, 1]
     points = cities.cut(int(longitude.argmax()), np.array([longitude.argmax(), longitude.argmin()]))
     assert np.ptp(points[:, 0]) < 3.0
 
 
-def test_draws_depend_on_the_seed_alone() -> None:
+def test_draws_depend_on_the_seed_alone():
     first, again, other = (of_cities(6, (70, 5), seed) for seed in (0, 0, 1))
     assert same(first.train, again.train)
     assert same(first.val, again.val)
@@ -89,7 +87,7 @@ def test_draws_depend_on_the_seed_alone() -> None:
     assert all(len(instance.order) == 6 for instance in first.train)
 
 
-def test_no_centre_serves_both_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_centre_serves_both_splits(monkeypatch):
     seen: list[int] = []
 
     class Few(Cities):
@@ -114,12 +112,12 @@ def test_no_centre_serves_both_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.median([instance.distances.max() for instance in found.train]) < everywhere / 2
 
 
-def test_uniform_instances_are_on_the_unit_square() -> None:
+def test_uniform_instances_are_on_the_unit_square():
     points = np.concatenate([instance.points for part in splits("uniform", 5, (50, 50), 0) for instance in part])
     assert points.shape == (500, 2)
     assert 0.0 <= points.min() < 0.05 < 0.95 < points.max() <= 1.0
 
 
-def test_files_are_refused_by_name_with_the_page_that_reads_them() -> None:
+def test_files_are_refused_by_name_with_the_page_that_reads_them():
     with pytest.raises(DataError, match=r"workload\.data=a280\.tsp: .*allowed: null .*uniform.*; try: docs/data\.md"):
         splits("a280.tsp", 15, (1, 1), 0)

@@ -13,10 +13,7 @@ TABLE = [
     ("workload=nope", "nope", "workload=nli"),
     ("card=rtx3009", "rtx3009", "did you mean card=rtx3090?"),
     ("budget=", "no value", "budget=<value>"),
-    ("workload=../../secretdir/s", "../../secretdir/s", "workload=nli"),
-    ("card=../card/cpu", "../card/cpu", "card=auto"),
     ("workload=/etc/passwd", "/etc/passwd", "workload=nli"),
-    ("workload=null", "null", "workload=nli"),
     ("workload=nli.py", "does not exist", "did you mean workload=nli?"),
     ("workload=folder.py", "not a regular file", "path of your workload"),
     ("workload=no_such_module.mine", "no_such_module", "folder that holds it"),
@@ -26,22 +23,17 @@ TABLE = [
     ("knobs.lr=1e-3", "0.001", "did you mean knobs.learning_rate?"),
     ("knobs.learning_rate=abc", "abc", "knobs.learning_rate=0.0005"),
     ("knobs.learning_rate=nan", "nan", "knobs.learning_rate=0.0005"),
-    ("knobs.learning_rate=-1", "-1", "knobs.learning_rate=0.0005"),
     ("knobs.learning_rate", "no value", "knobs.learning_rate=<value>"),
     ("knobs.learning_rate=1e-3,1e-4", "1e-3,1e-4", "knobs.learning_rate=[1e-3,1e-4]"),
     ("knobs.learning_rate=0,001", "0,001", "knobs.learning_rate=0.001 with a decimal point"),
     ("search.trials=2,4", "a comma parts several values", "search.trials=<value>"),
     ("knobs.learning_rate=choice(1,2)", "choice(1,2)", "knobs.learning_rate=[<value>,<value>]"),
     ("knobs.num_workers=[1,2", "expected ',' or ']'", "such as [8,64]"),
-    ("knobs.num_workers=1]", "1]", "knobs.num_workers=0"),
     ("knobs.amp_dtype='fp32", "unexpected end of stream", "such as [8,64]"),
     ("knobs.num_workers=" + "[" * 500, "nested too deep", "such as [8,64]"),
-    ("knobs.num_workers=a=b", "a=b", "knobs.num_workers=0"),
     ("knobs.num_workers={1: 2}", "a key must be one word of text", "{low: 8"),
     ("knobs.num_workers=１", "U+FF11 (FULLWIDTH DIGIT ONE)", "type it again"),  # noqa: RUF001
-    ("\ufeffsearch.trials=1", "U+FEFF", "type it again"),
     ("search.trials=1_6", "1_6 is not allowed", "search.trials=auto"),
-    ("knobs.batch_size=[1_6,32]", "1_6 in [1_6,32] is not allowed", "knobs.batch_size=32"),
     ("workload.layers=٣", "٣ is not allowed", "workload.layers=2"),
     ("workload.data=a\x1b[2J", "U+001B", "type it again"),
     ("x.y.z=1", "x.y.z", "see --help"),
@@ -51,24 +43,14 @@ TABLE = [
     ("knobs", "no value", "knobs.<name>=<value>"),
     ("", "an argument is empty", "leave it out"),
     ("workload=''", "'' has no value", "workload=<value>"),
-    ("~knobs.learning_rate", "~", "knobs.learning_rate=<value>"),
-    ("card@x=cpu", "cpu", "card=cpu"),
     ("--multirun", "--multirun", "--help"),
-    ("search trials=3", "search trials", "search.trials=40"),
-    ("hydra=x", "x", "see --help"),
-    (
-        "knobs.adapter=!!python/object/apply:os.system [ls]",
-        "os.system is refused",
-        "add quotes",
-    ),
+    ("knobs.adapter=!!python/object/apply:os.system [ls]", "os.system is refused", "add quotes"),
     ("knobs.batch_size=[&a 8,*a]", "the alias *a is refused", "add quotes"),
-    ("knobs.tf32=yes", "yes is not allowed", "knobs.tf32=false"),
     ("knobs.num_workers=010", "010 is not allowed", "knobs.num_workers=0"),
     ("search.trials=3 AND search.trials=4", "search.trials=3", "keep one"),
     ("knobs.dropout=0.1 AND knobs.dropout.low=0", "knobs.dropout=0.1", "keep one"),
     ("knobs.batch_size={low:9,high:8}", "{low: 9, high: 8}", "low: 16, high: 64"),
     ("knobs.dropout={low:0,high:0.5,log:true}", "low > 0", "low: 0.02"),
-    ("knobs.dropout={low:nan,high:0.5}", "nan", "low: 0.02"),
     ("knobs.dropout={low:0,high:0.5,step:0}", "step", "low: 0.02"),
     ("knobs.batch_size=[]", "[]", "knobs.batch_size=32"),
     ("knobs.batch_size=[8,8.0]", "8 is listed twice", "knobs.batch_size=[8]"),
@@ -79,23 +61,14 @@ TABLE = [
     ("search.trials.x=3", "auto", "search.trials=<value>"),
     ("search.trails=40", "40", "did you mean search.trials=40?"),
     ("search.trials=-1", "-1", "search.trials=auto"),
-    ("search.trials=1e9", "1000000000", "search.trials=auto"),
     ("search.max_time=1 hour", "1 hour", "search.max_time=4m"),
-    ("search.max_time=0s", "0s", "search.max_time=4m"),
-    ("search.seed=-3", "-3", "search.seed=0"),
     ("search.sampler=gp", "allowed: known, tpe or random", "search.sampler=known"),
-    ("search.pruner=rungs", "allowed: reference or none", "search.pruner=reference"),
-    ("pick.goal=best", "allowed: speed or quality", "pick.goal=speed"),
     ("pick.at_least=good", "allowed: a number", "leave out pick.at_least"),
-    ("concurrency=0", "0", "concurrency=auto"),
-    ("concurrency=1000", "1000", "concurrency=auto"),
     ("pick.tolerance=-1", "-1 is not allowed\n  allowed: a number >= 0", "pick.tolerance=0"),
     ("pick.tolerance=101%", "a percentage of the quality of today", "pick.tolerance=0"),
-    ("cluster=here", "HOST:PORT", "leave out cluster"),
     ("cluster=ray://head:10001", "HOST:PORT", "leave out cluster"),
     ("target=a b", "a b", "leave out target"),
     ("devices=0,0", "0,0", "devices=all"),
-    ("devices=[0]", "[0]", "devices=all"),
     ("budget.confirm.windows=3", "at least 5", "budget.confirm.windows=5"),
     ("knobs.batch_size=0", "0", "knobs.batch_size=32"),
     ("knobs.batch_size=1" + "0" * 400, "... is not allowed", "knobs.batch_size=32"),
@@ -105,7 +78,6 @@ TABLE = [
     ("knobs.amp_dtype=fp61", "fp61", "knobs.amp_dtype=fp32"),
     ("card=t4 AND card.memory_gib=1", "1", "raise card.memory_gib"),
     ("card.device=gpu", "allowed: auto, cpu or cuda", "card.device=auto"),
-    ("card.dtypes=[]", "allowed: 1 values or more", "[fp32"),
     ("card.memory_gib=32GB", "allowed: a number", "card.memory_gib=32"),
     ("card.memory_gib=0", "allowed: more than 0", "leave out card.memory_gib"),
     ("workload.modle=/m", "/m", "did you mean workload.model=/m?"),
@@ -116,8 +88,6 @@ TABLE = [
     ("named.before.lr=1", "lr is not a knob", "learning_rate"),
     ("named.before=3", "3", "named.before.learning_rate"),
     ("name=../x", "../x", "leave out name"),
-    ("name=-rf", "-rf", "leave out name"),
-    ("resume=" + "x" * 300, "xxx", "leave out resume"),
     ("resume=../../etc", "../../etc", "leave out resume"),
 ]
 
@@ -136,7 +106,7 @@ def test_bad_command_line(line, named, remedy, empty_folder):
     with pytest.raises(ConfigError) as raised:
         load(argv)
     text = str(raised.value)
-    key = argv[-1].partition("=")[0].strip("+~\ufeff").partition("@")[0]
+    key = argv[-1].partition("=")[0].strip("+~")
     assert key in text
     assert named in text
     assert remedy in raised.value.remedy
@@ -199,7 +169,7 @@ def test_any_command_line_is_a_configuration_or_one_short_error(argv):
 
 
 @pytest.mark.parametrize("typed", ["1e-4..1e-2", "1e-4-1e-2", "0.0001 to 0.01"])
-def test_a_range_typed_as_people_write_it_has_the_syntax_in_its_error(typed: str) -> None:
+def test_a_range_typed_as_people_write_it_has_the_syntax_in_its_error(typed):
     with pytest.raises(ConfigError) as raised:
         load([f"knobs.learning_rate={typed}"])
     remedy = raised.value.remedy
@@ -207,14 +177,14 @@ def test_a_range_typed_as_people_write_it_has_the_syntax_in_its_error(typed: str
     assert load([remedy.split("'")[1]]).space.parameters["learning_rate"].low == 1e-4
 
 
-def test_a_card_that_is_not_listed_has_a_way_on_that_works() -> None:
+def test_a_card_that_is_not_listed_has_a_way_on_that_works():
     with pytest.raises(ConfigError, match=r"card=rtx5090: there is no such card") as raised:
         load(["card=rtx5090"])
     assert "card=auto card.memory_gib=32" in raised.value.remedy
     assert load(["card=auto", "card.memory_gib=32"]).card.memory_bytes == 32 * 2**30
 
 
-def test_few_seconds_without_a_unit_are_said_to_be_seconds() -> None:
+def test_few_seconds_without_a_unit_are_said_to_be_seconds():
     said = "search.max_time=4 is 4 seconds; 4 minutes are search.max_time=4m"
     assert load(["search.max_time=4"]).dropped[-1] == said
     assert said not in load(["search.max_time=4s"]).dropped

@@ -1,9 +1,6 @@
 """python -m tuning init: what it writes, which tests/test_pages.py runs as it stands; it overwrites nothing."""
 
-from __future__ import annotations
-
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +11,7 @@ from tuning.cli.init import FILES
 EXAMPLES = ROOT / "tuning" / "examples"
 
 
-def test_every_example_is_written_and_the_next_commands_are_ones_that_a_shell_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_example_is_written_and_the_next_commands_are_ones_that_a_shell_takes(tmp_path, capsys):
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(FILES)
     folder = tmp_path / "my own" / "first"
     assert __main__.main(["init", str(folder)]) == 0
@@ -28,9 +23,7 @@ def test_every_example_is_written_and_the_next_commands_are_ones_that_a_shell_ta
 
 
 @pytest.mark.parametrize("taken", FILES)
-def test_what_is_there_stays_and_nothing_is_written(
-    taken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_there_stays_and_nothing_is_written(taken, tmp_path, capsys):
     (tmp_path / taken).write_text("mine")
     assert __main__.main(["init", str(tmp_path)]) == 2
     assert [path.name for path in tmp_path.iterdir()] == [taken]
@@ -41,12 +34,8 @@ def test_what_is_there_stays_and_nothing_is_written(
     assert "try: python -m tuning init FOLDER" in err
 
 
-def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("name", "why"), [("taken", "it is a file"), ("x" * 300, "File name too long")])
+def test_what_can_be_no_folder_is_one_error(name, why, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
-    assert __main__.main(["init", str(tmp_path / "taken")]) == 2
-    assert "taken cannot be written: it is a file" in capsys.readouterr().err
-
-
-def test_a_name_that_no_folder_can_have_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main(["init", str(tmp_path / ("x" * 300))]) == 2
-    assert "cannot be written: File name too long" in capsys.readouterr().err
+    assert __main__.main(["init", str(tmp_path / name)]) == 2
+    assert f"cannot be written: {why}" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """How far a study is: a value of its records and the clock, and the view that is drawn of it."""
 
 import dataclasses
-from collections import Counter
 
 import pytest
 from rich.console import Console
@@ -16,7 +15,6 @@ from tuning.journal.records import Record
 from tuning.journal.run import History
 from tuning.report import summary
 from tuning.search.race import SYSTEM
-from tuning.search.selection import leader
 from tuning.workers.worker import Asked
 
 CARD = {"gpu_sm_frac": 0.93, "power_w": 287.0, "sm_clock_mhz": 1395.0, "throttled": ["power cap", "too hot"]}
@@ -36,28 +34,18 @@ def drawn(found, width):
     """Returns the lines of the view, as a terminal so wide has them."""
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(live.study(found, width))
+        console.print(live.study(found))
     return captured.get().splitlines()
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_each_stage_has_its_view(records, study, width):
+def test_each_stage_has_its_view(records, study):
     own = each(each(answered.run(records), "trial", telemetry=CARD), "window", telemetry=CARD)
     at_s, screens = [event.at_s for event in History(own).events], []
     runs = {4: Asked(), 14: Asked("probe", {"batch_size": 4}), 45: Asked(), 60: Asked(), len(own): Asked()}
     for end, asked in runs.items():
         found = progress(History(own[:end]), study, at_s[end - 1] + 3, asked)
-        screens += [*drawn(found, width), "-" * width]
-    check(f"live_{width}_columns", "\n".join(screens))
-
-
-def test_no_view_is_wider_than_its_terminal(records, study, moments):
-    measured = [changed(r, telemetry=CARD) if r.event in ("probe", "trial", "window") else r for r in records]
-    for end in [*range(0, len(records), 7), len(records)]:
-        for asked in (Asked(), Asked("probe", {"batch_size": 4}), Asked("load")):
-            found = progress(History(measured[:end]), study, moments[end - 1] if end else 0.0, asked)
-            for width in (40, 80, 100):
-                assert max(map(len, drawn(found, width))) <= width
+        screens += [*drawn(found, 80), "-" * 80]
+    check("live", "\n".join(screens))
 
 
 def test_the_view_holds_hostile_text_as_text(records, study):
@@ -79,57 +67,10 @@ def test_stages_and_counts_never_go_back(records, study, moments):
     assert (before.stage, before.number) == ("export", 5)
 
 
-def test_every_trial_has_one_row_from_its_start_on(records, study):
-    end = next(n for n, r in enumerate(records) if r.event == "trial" and r["trial"] == "t003")
-    begun = {r["trial"] for r in records[:end] if r.event == "trial_start"}
-    ended = {r["trial"] for r in records[:end] if r.event == "trial"}
-    rows = progress(History(records[:end]), study, 60.0).rows
-    assert sorted(row.name for row in rows) == sorted(begun)
-    assert {row.name for row in rows if row.since_s is not None} == begun - ended
-    assert all(row.samples_per_s is None for row in rows if row.state == "oom")
-
-
-def test_the_best_would_be_picked_and_stands_first(records, study):
-    own = until(answered.run(records), "confirm")
-    leads, found = leader(History(own)).trial, progress(History(own), study, 80.0)
-    assert found.best.name == leads
-    assert live.in_turn(found.rows)[0].name == leads
-    assert [row.is_best for row in found.rows].count(True) == 1
-    assert "x before" in live.header(found)
-
-
-def test_what_runs_stands_next(records, study):
-    end = max(n for n, r in enumerate(records) if r.event == "trial_start") + 1
-    found = progress(History(records[:end]), study, 90.0)
-    runs = [row.name for row in found.rows if row.since_s is not None]
-    assert runs
-    assert {row.name for row in live.in_turn(found.rows)[1 : 1 + len(runs)]} == set(runs)
-
-
-@pytest.mark.parametrize("end", [3, 8, 12, None])
-def test_who_is_trained_again_has_a_row_with_its_seeds(records, study, end):
-    own = answered.run(records)
-    begins = len(until(own, "confirm")) + 1
-    shown = own[: begins + end] if end else own
-    rows = {row.name: row for row in progress(History(shown), study, 80.0).rows}
-    trained = Counter(r["name"] for r in shown if r.event == "confirmed")
-    assert all(f"{count} seed" in rows[name].state for name, count in trained.items())
-    assert all(rows[name].value is not None for name in trained)
-
-
-def test_who_trains_on_a_first_fresh_seed_is_shown_at_once(records, study):
-    own = answered.run(records)
-    begins = len(until(own, "confirm")) + 1
-    configs = {r["name"]: r["config"] for r in own if r.event == "confirmed"}
-    for name, config in configs.items():
-        rows = progress(History(own[:begins]), study, 80.0, Asked("trial", config)).rows
-        assert [row.name for row in rows if row.since_s is not None] == [name]
-
-
 @pytest.mark.parametrize(("kind", "name"), [("system", SYSTEM), ("reference", "before"), ("faster", "t007")])
 def test_the_pick_that_is_no_trial_is_the_best_too(records, study, kind, name):
     found = progress(History(answered.run(records, kind=kind, best="t007" if kind == "faster" else "")), study, 99.0)
-    assert found.best.name == name
+    assert (found.best.name, kind == "reference") == (name, found.faster is None)
     assert ("x before" in live.header(found)) == (kind != "reference")
 
 
@@ -156,7 +97,7 @@ def test_it_says_why_nothing_runs(records, study):
     assert progress(History(records[:4]), study, 5.0, Asked("load")).doing == "a process loads torch, data and model"
     assert progress(History(records[:2]), study, 5.0, Asked("kinds")).doing.startswith("comparing a step")
     assert progress(History(records[:search]), study, 40.0).doing == "starting Ray and 2 workers"
-    assert progress(History(records[: search + 2]), study, 42.0).doing == ""
+    assert progress(History(records[: search + 2]), study, 42.0).doing.startswith("training t000 for ")
 
 
 def even(records, trials=12, each_s=10.0):

@@ -15,7 +15,6 @@ from tuning.config.complete import Declared, Machine, complete, with_declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import from_resolved, option_fault, resolved, write_resolved
-from tuning.config.shareable import is_secret
 from tuning.config.space import Choice, Range
 
 EXAMPLE = [
@@ -166,13 +165,6 @@ def test_named_configurations_are_whole():
     assert (after.batch_size, after.amp_dtype, after.activation_checkpointing) == (12, "bf16", True)
 
 
-def test_a_recorded_configuration_with_claims_of_documents_is_read_without_them():
-    config = load([])
-    claims = {"source": "a review", "claims": "4.0x", "claims_of": {"amp_dtype": "2x"}}
-    raw = resolved(config)
-    assert from_resolved({**raw, "named": {**claims, **raw["named"]}}, EVERY).named == config.named
-
-
 @pytest.mark.parametrize("name", ["best", "most_accurate", "config"])
 def test_a_configuration_may_not_have_the_name_of_a_file_of_the_run(name):
     with pytest.raises(ConfigError, match=f"named.{name}: that is the name of something else in a run") as raised:
@@ -276,17 +268,6 @@ def test_resolved_survives_json_and_comes_back_equal(argv):
     assert from_resolved(json.loads(json.dumps(resolved(config))), EVERY) == config
 
 
-@pytest.mark.parametrize(
-    ("then", "now"), [(("tpe", "rungs"), ("tpe", "reference")), (("gp", "none"), ("known", "none"))]
-)
-def test_what_an_earlier_version_recorded_is_read_as_of_now(then, now):
-    tree = resolved(load(["pick.tolerance=0.01"]))
-    search = {**tree["search"], "sampler": then[0], "pruner": then[1]}
-    found = from_resolved(json.loads(json.dumps({**tree, "pick": {"tolerance": 0.01}, "search": search})), EVERY)
-    assert (found.search.sampler, found.search.pruner) == now
-    assert (found.pick.tolerance, found.pick.at_least, found.pick.goal) == (0.01, None, "speed")
-
-
 def test_recorded_configuration_is_checked_again():
     tree = resolved(load([]))
     with pytest.raises(ConfigError, match=r"search\.trials=-1 is not allowed"):
@@ -330,11 +311,6 @@ def test_a_knob_of_ones_own_is_typed_like_any_other(own):
     load(["workload=signals"])
     with pytest.raises(ConfigError, match="channels is not a knob of this workload"):
         load(["workload=signals", "knobs.channels=16"])
-
-
-def test_a_name_says_whether_it_holds_a_secret():
-    assert all(map(is_secret, ("hf_token", "token.file", "API_KEY", "wandb_key", "db_password", "client_secret")))
-    assert not any(map(is_secret, ("tokenizer", "max_tokenize", "keyboard", "layers", "label_key", "token_column")))
 
 
 def test_secrets_are_written_nowhere_and_are_given_again_to_a_resumed_run(own, tmp_path):

@@ -48,10 +48,3 @@ def test_what_is_not_plain_data_is_refused_with_its_file(text, message):
         yaml_files.read(text, "mine.yaml")
     assert str(raised.value).startswith("error: mine.yaml")
     assert raised.value.remedy == "edit mine.yaml"
-
-
-def test_files_are_yielded_in_the_order_they_win():
-    groups = {"workload": "null", "card": "t4", "budget": "quick"}
-    found = dict(yaml_files.of_groups(groups))
-    assert list(found) == ["search_spaces/config.yaml", "search_spaces/card/t4.yaml", "search_spaces/budget/quick.yaml"]
-    assert found["search_spaces/card/t4.yaml"]["card"]["name"] == "t4"

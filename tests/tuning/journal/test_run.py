@@ -1,7 +1,5 @@
 """A run is folded once: cut anywhere it says what the records so far say, whoever wrote them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ def contents(run: History) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("records", [SAMPLE, answered.run(SAMPLE)], ids=["earlier", "today"])
-def test_run_cut_anywhere_is_the_one_followed_so_far(records: list[Record]) -> None:
+def test_run_cut_anywhere_is_the_one_followed_so_far(records):
     followed, whole = History(), History(records)
     for number, record in enumerate(records):
         followed.add(record)
@@ -47,7 +45,7 @@ def test_run_cut_anywhere_is_the_one_followed_so_far(records: list[Record]) -> N
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_event_is_read_from_a_line_of_nothing_or_junk(name: str) -> None:
+def test_event_is_read_from_a_line_of_nothing_or_junk(name):
     names = [field.name for field in dataclasses.fields(EVENTS[name])]
     for junk in JUNK:
         event = read_event(Record(3, "2027-01-01T00:00:00Z", name, dict.fromkeys(names, junk)), 1.5)
@@ -55,16 +53,16 @@ def test_event_is_read_from_a_line_of_nothing_or_junk(name: str) -> None:
     assert read_event(Record(0, "", name, {}), 0.0).event == name
 
 
-def test_event_of_another_version_has_its_place_alone() -> None:
+def test_event_of_another_version_has_its_place_alone():
     assert made(("sneeze", {"loud": True})).events == [Event(0, "", 0.0)]
 
 
-def test_strangers_text_changes_no_count() -> None:
+def test_strangers_text_changes_no_count():
     run, odd = History(SAMPLE), History(hostile.run(SAMPLE))
     assert [t.outcome for t in run.ended] == [t.outcome for t in odd.ended]
 
 
-def test_a_trial_counts_once_with_its_latest_ending() -> None:
+def test_a_trial_counts_once_with_its_latest_ending():
     rate = {"samples_per_s": 3.0}
     run = made(ended("t0", "killed", **rate), ended("t1", "ok", **rate), ended("t0", "oom", message=None))
     assert [(t.trial, t.outcome, t.samples_per_s, t.message) for t in run.ended] == [
@@ -95,18 +93,18 @@ GONE = ("refused", {"trial": "t0", "stage": "search", "config": {}})
         ([start("t0"), CUT, MORE, GONE, MORE], REFUSED),
     ],
 )
-def test_state_of_a_trial(events: list[tuple[str, dict[str, Any]]], state: str) -> None:
+def test_state_of_a_trial(events, state):
     run = made(*events)
     assert run.trials["t0"].state == state
     assert [trial.id for trial in run.unfinished] == ["t0"] * (state in (QUEUED, RUNNING))
 
 
-def test_unfinished_are_in_order_and_once() -> None:
+def test_unfinished_are_in_order_and_once():
     run = made(start("t2", 1), start("t0", 2), start("t1", 3), ended("t0", "ok"), start("t2", 1))
     assert [(t.id, t.config) for t in run.unfinished] == [("t2", {"batch_size": 1}), ("t1", {"batch_size": 3})]
 
 
-def test_study_given_more_is_not_finished_and_has_its_probes() -> None:
+def test_study_given_more_is_not_finished_and_has_its_probes():
     stages = ("probe", "search", "confirm", "export")
     ends = [("stage", {"stage": stage, "state": "end"}) for stage in stages]
     window = ("window", {"name": "best", "round": 0, "samples_per_s": 1.0})
@@ -122,11 +120,3 @@ def test_study_given_more_is_not_finished_and_has_its_probes() -> None:
     assert made(*more).is_finished
     assert len(made(*more).windows) == 2
     assert len(made(*more, ("resume", {"pick": {"tolerance": 0.1}})).windows) == 2, "no other session's"
-
-
-def test_a_rating_whose_trial_is_not_there_is_passed_over() -> None:
-    rated = "rated", {"trial": "t0", "config": {"num_workers": 2}, "samples_per_s": 9.0}
-    assert made(rated).ended == []
-    assert [t.samples_per_s for t in made(rated, ended("t0", "ok", samples_per_s=5.0)).ended] == [5.0]
-    run = made(ended("t0", "ok", samples_per_s=5.0, peak_allocated_bytes=7), rated)
-    assert [(t.samples_per_s, t.config, t.peak_allocated_bytes) for t in run.ended] == [(9.0, {"num_workers": 2}, None)]

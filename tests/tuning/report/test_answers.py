@@ -6,7 +6,7 @@ import pytest
 
 from tests.tuning import answered
 from tuning.journal.run import History
-from tuning.report import sentences, summary, tables
+from tuning.report import sentences, summary
 from tuning.report.answers import beside
 from tuning.search.confirm import WITH_TODAY
 from tuning.search.race import SYSTEM
@@ -88,13 +88,6 @@ def test_a_pick_with_todays_system_knobs_has_its_own_speed(records):
     assert {one.name for one in found.given()} == {"before", "after"}
 
 
-def test_without_windows_speed_is_compared_on_the_same_seeds(records):
-    own = summary.of_run(History([r for r in answered.run(records) if r.event != "window"]))
-    gain = own.answers["best"].gain
-    assert (gain.trainings, gain.rounds, gain.grounds) == (3, 0, "")
-    assert gain.ratio == pytest.approx(answered.PER_S["t007"] / answered.PER_S["before"])
-
-
 def quality(*values, confirmed=True):
     return {"q": uncertainty.quality(dict(enumerate(values)), confirmed=confirmed)}
 
@@ -127,14 +120,3 @@ def test_fresh_seeds_are_not_paired_with_that_of_the_search(found):
     assert beside(one, other, ("q", "max"), Spread(0.01, 4)).seeds == 0
     assert beside(one, other, ("q", "max"), 0.01).verdict == "unknown"
     assert beside(one, dataclasses.replace(found.best, quality={}), ("q", "max"), None) is None
-
-
-def test_the_table_has_today_first_then_each_answer(answers, records):
-    grid = tables.answers(answers)
-    assert [row[0].split()[0] for row in grid.rows][:4] == ["before", "best", "best,", "most"]
-    assert grid.stressed == 1
-    assert len({len(row) for row in [grid.head, *grid.rows]}) == 1
-    only = tables.answers(of(records, most_accurate="", best_at_speed=""))
-    assert {"t003", "t009"} <= {row[0] for row in only.rows}, "what else was trained again is not left out"
-    kept = tables.answers(of(records, best="", kind="reference", most_accurate="", best_at_speed=""), brief=True)
-    assert [row[0] for row in kept.rows] == ["before", "system knobs", "after"]

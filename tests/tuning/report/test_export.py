@@ -10,7 +10,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.tuning import answered, hostile
+from tests.tuning import hostile
 from trainables import Knob
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
@@ -19,7 +19,6 @@ from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import shareable
 from tuning.journal.run import History
 from tuning.report import export, summary
-from tuning.search.race import SYSTEM
 from tuning.stats import uncertainty
 
 
@@ -102,15 +101,6 @@ def test_a_file_says_how_good_and_how_soon_it_is_beside_today(answers, tmp_path)
     assert written(answers, tmp_path, "before")["measured"]["beside_today"] is None
 
 
-@pytest.mark.parametrize(("kind", "status", "trial"), [("system", "confirmed", ""), ("reference", "confirmed", "t000")])
-def test_a_pick_that_is_no_trial_has_its_own_trainings(records, tmp_path, kind, status, trial):
-    own = summary.of_run(History(answered.run(records, best="", kind=kind)))
-    best = written(own, tmp_path)
-    assert (best["status"], best["provenance"]["trial"]) == (status, trial)
-    name = {"system": SYSTEM, "reference": "before"}[kind]
-    assert list(best["measured"]["quality"]["accuracy"]["by_seed"].values()) == list(answered.QUALITY[name])
-
-
 def test_a_symbolic_link_is_not_written_through(found, tmp_path):
     target = tmp_path / "target"
     target.write_text("mine")
@@ -118,14 +108,6 @@ def test_a_symbolic_link_is_not_written_through(found, tmp_path):
     with pytest.raises(ConfigError, match="symbolic link"):
         export.write_best(found, tmp_path / "best.yaml")
     assert target.read_text() == "mine"
-
-
-def test_places_that_cannot_be_written(found, best, tmp_path):
-    with pytest.raises(ConfigError, match="is a folder"):
-        export.write_best(found, tmp_path)
-    with pytest.raises(ConfigError, match="cannot be written: No such file"):
-        export.write_best(found, tmp_path / "nowhere" / "best.yaml")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.yaml"]
 
 
 def test_a_run_without_a_pick_has_no_best(records, tmp_path):

@@ -1,15 +1,10 @@
 """Figures as people write them."""
 
-from collections import Counter
-
 import pytest
-from rich.console import Console
 from scipy import stats
 
 from trainables.our_knobs import EVERY
 from tuning.report import format as fmt
-from tuning.report import sentences
-from tuning.report.summary import Place
 from tuning.stats import uncertainty
 
 SHOWN = [
@@ -80,20 +75,6 @@ def test_beside_before_only_what_changes_is_to_be_set():
     assert fmt.settings(before, EVERY, before) == []
 
 
-@pytest.mark.parametrize(
-    ("card", "virtual", "cap_bytes", "text"),
-    [
-        ("cpu", False, None, "Measured on Example CPU, 2 cores."),
-        ("cpu", False, 2**31, "Measured on Example CPU, 2 cores; memory was held to 2.0 GiB."),
-        ("rtx3090", False, 2**34, "Measured on Example CPU, 2 cores."),
-        ("t4", True, None, "Throughput is that of Example CPU, 2 cores, not of card t4, which was emulated."),
-    ],
-)
-def test_only_a_card_that_is_not_here_was_emulated(card, virtual, cap_bytes, text):
-    place = Place(device="Example CPU", cores=2, threads=2, card=card, virtual=virtual, cap_bytes=cap_bytes)
-    assert sentences.place_sentence(place) == text
-
-
 def test_a_speed_is_the_mean_with_the_interval_of_that_mean():
     windows = (10.0, 10.0, 10.0, 10.0, 20.0)
     half = stats.t.ppf(0.975, 4) * stats.sem(windows)
@@ -108,19 +89,3 @@ def test_an_interval_of_two_or_of_nothing_is_not_shown(pairs):
     gain = uncertainty.gain("a", "b", [uncertainty.Pair(*pair) for pair in pairs])
     assert gain.low is not None
     assert fmt.ratio(gain, "x") == "4.00x"
-
-
-@pytest.mark.parametrize("width", [60, 79, 80, 81, 100])
-def test_a_table_in_a_narrow_terminal_loses_no_letter(width):
-    head = ("", "samples/s", "best over it", "by its model", "accuracy", "peak")
-    rows = [
-        ("best at today's speed t008", "92 ± 31", "-", "-", "0.899", "132 MiB"),
-        ("plain defaults", "84.9 ± 3.7", "1.08x (0.73 to 1.59)", "1.00x", "not trained", "-"),
-    ]
-    console = Console(width=width, force_terminal=False)
-    with console.capture() as captured:
-        console.print(fmt.table(head, rows))
-    said = captured.get()
-    assert all(len(line) <= width for line in said.splitlines())
-    wanted = Counter("".join(cell for row in [head, *rows] for cell in row).replace(" ", ""))
-    assert wanted <= Counter(said)

@@ -1,7 +1,5 @@
 """What was found, in the words of a framework: nothing is dropped, and each loads and trains with what it is told."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -34,8 +32,6 @@ THEIRS = KnobTable(
 )
 """Of a workload that has knobs of its own by names that ours have."""
 THEIR_VALUES = {"optimizer": "lion", "schedule": "cosine", "architecture": "resnet18"}
-DOCUMENTED = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "torch_autocast"}
-"""Keys of DeepSpeed's configuration, as its documentation has them; DeepSpeed itself was not at hand."""
 
 
 def best(**knobs: Any) -> Best:
@@ -102,31 +98,6 @@ def test_what_was_measured_on_a_cpu_is_told_so() -> None:
 def test_a_value_that_a_knob_may_not_take_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"knobs\.amp_dtype"):
         words("json", amp_dtype="fp8")
-
-
-def test_an_own_knob_by_the_name_of_ours_is_told_to_none() -> None:
-    place = Place(type="cpu")
-    for framework in sorted({*FRAMEWORKS} - {"json"}):
-        found, without = exported(best(**FOUND, **THEIR_VALUES), framework, place, THEIRS), words(framework, **FOUND)
-        assert found.settings == without.settings
-        said = {name: f"{name}={value!r}: your own code sets it" for name, value in THEIR_VALUES.items()}
-        assert dict(found.unsaid) == {**without.unsaid, **said}
-    with pytest.raises(ConfigError, match=r"knobs.optimizer: expected one of adam, lion"):
-        exported(best(optimizer="adamw"), "json", None, THEIRS)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw8bit"])
-def test_deepspeed_is_told_what_its_documentation_names(optimizer: str) -> None:
-    knobs = {**EVERY.defaults, **FOUND, "optimizer": optimizer, "max_grad_norm": 1.0, "nesterov": True}
-    found = words("deepspeed", **knobs)
-    (config,) = found.settings.values()
-    assert set(config) == DOCUMENTED | ({"optimizer"} if optimizer != "adamw8bit" else set())
-    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] == 16
-    if optimizer == "sgd":
-        params = {"lr": 3e-3, "weight_decay": 0.01, "momentum": 0.9, "nesterov": True}
-        assert config["optimizer"] == {"type": "SGD", "params": params}
-    assert ("learning_rate" in found.unsaid) == (optimizer == "adamw8bit")
-    assert {"schedule", "warmup_frac", "num_workers"} <= set(found.unsaid)
 
 
 def test_transformers_loads_it_and_trains_a_step(tmp_path: Path) -> None:

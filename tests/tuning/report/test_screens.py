@@ -9,8 +9,6 @@ import pytest
 from tests.tuning import answered, hostile
 from tests.tuning.answered import changed, each, until
 from tests.tuning.snapshots import check, text_of
-from trainables import Knob
-from trainables.knobs import KnobTable
 from tuning.cli.terminal import Terminal
 from tuning.config.choices import PLAIN
 from tuning.journal.records import Record
@@ -119,14 +117,6 @@ def test_gains_have_their_words():
     check("gains", "\n".join(map(sentences.gain_sentence, gains)))
 
 
-def test_the_answer_is_by_the_knobs_of_its_own_run(found):
-    best = dataclasses.replace(found.named["best"], config={"channels": 32})
-    defaults = dataclasses.replace(found.named["before"], name=PLAIN, config={})
-    rows = KnobTable({"channels": Knob(16, "both", values=(16, 32))})
-    own = dataclasses.replace(found, table=rows, named={**found.named, "best": best, PLAIN: defaults})
-    assert "Set channels=32" in sentences.answer(own)
-
-
 @pytest.mark.parametrize(("rung", "short"), [(0.60, True), (0.88, False)])
 def test_most_learned_at_the_end_is_too_short(found, rung, short):
     own = dataclasses.replace(found, curves={t.trial: ((600, rung), (1200, 0.9)) for t in found.trials})
@@ -181,13 +171,3 @@ def test_the_pick_is_trained_as_long_as_its_file_says(records, today, said):
     found = summary.of_run(History(each(records, "study", config=config)))
     commands = [c for c in sentences.next_commands(found, FOLDER) if " train " in c]
     assert commands == [f"python -m tuning train --from {FOLDER}/best.yaml{said}"]
-
-
-def test_rates_alike_in_three_digits_are_told_apart(found):
-    rates = {name: 0.0012341 if name == "best" else 0.0012288 for name in found.named}
-    named = {
-        n: dataclasses.replace(one, config={**one.config, "learning_rate": rates[n]}) for n, one in found.named.items()
-    }
-    grid, same = tables.knobs(dataclasses.replace(found, named=named))
-    assert ["learning_rate", "1.2288e-3", "1.2288e-3", "1.2341e-3"] in grid.rows
-    assert not [one for one in same if one.startswith("learning_rate")]

@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tuning import answered
 from tuning.journal.events import ConfirmedRecord
 from tuning.journal.records import Record
-from tuning.journal.run import History
-from tuning.report.time_to_quality import Reached, curves, mean_curve, seconds_to, time_to_quality
+from tuning.report.time_to_quality import Reached, curves, seconds_to, time_to_quality
 
 STEPS = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), min_size=1, max_size=8)
 
@@ -42,7 +40,7 @@ def test_less_is_better_mirrors_more_is_better(steps, target):
     assert seconds_to(curve, target, "max") == seconds_to(mirrored(curve), -target, "min")
 
 
-@given(STEPS, st.floats(1.1, 5))
+@given(STEPS, st.floats(1.0, 5))
 def test_what_learns_faster_reaches_it_in_as_much_less(steps, faster):
     curve = climbing(steps)
     quick = tuple((at_s / faster, value) for at_s, value in curve)
@@ -50,14 +48,6 @@ def test_what_learns_faster_reaches_it_in_as_much_less(steps, faster):
     assert list(found.own.by_seed) == [2], "only seeds that both have"
     assert found.reference.median_s == pytest.approx(faster * found.own.median_s)
     assert (found.own.missed, found.reference.missed) == (0, 0)
-
-
-@given(STEPS)
-def test_the_reference_always_reaches_its_own_end(steps):
-    curve = climbing(steps)
-    found = time_to_quality({1: curve}, {1: curve}, "max")
-    assert found.own == found.reference
-    assert found.own.median_s <= curve[-1][0]
 
 
 def test_between_two_evaluations_the_quality_changes_evenly():
@@ -87,12 +77,3 @@ def test_a_curve_that_is_damaged_or_lacking_is_none(junk):
     own = ConfirmedRecord.read(Record(0, "", "confirmed", {"seed": 1, "curve": junk}))
     assert curves([own], "accuracy") == {}
     assert time_to_quality(curves([own], "accuracy"), {1: ((1.0, 0.5),)}, "max") is None
-
-
-def test_curves_are_those_of_the_records(records):
-    own = [again for again in History(answered.run(records)).confirmed if again.name == "t007"]
-    found = curves(own, "accuracy")
-    assert set(found) == set(answered.SEEDS)
-    mean = mean_curve(found.values())
-    assert len(mean) == len(answered.POINTS)
-    assert mean[-1][1] == pytest.approx(sum(answered.QUALITY["t007"]) / 3)
