@@ -87,7 +87,7 @@ def test_in_the_end_the_best_is_as_fast_as_the_summary_says(records, study):
     first = next(r for r in records if r.event == "window" and r["name"] == "best")
     told = [changed(r, samples_per_s=20 * r["samples_per_s"]) if r is first else r for r in records]
     gain = summary.of_run(History(told)).gain("best", "before")
-    assert gain.ratio > 3, "of medians it would be 1.85"
+    assert gain.ratio > 2, "of medians it would be 1.85"
     assert f"best {gain.ratio:.2f}x before" in live.header(progress(History(told), study, 99.0))
 
 
