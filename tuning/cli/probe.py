@@ -100,6 +100,9 @@ def sentence(answer: Compared) -> str:
     """Returns the answer: what to write where, and how much faster that is."""
     if answer.refused:
         return f"Nothing can be compared: {plain(answer.refused)}."
+    if answer.gain is not None and answer.gain.grounds:
+        said = f"{answer.gain.of} was {ratio(answer.gain)} times as fast by {answer.gain.grounds}, too little to go by"
+        return f"Not known yet: {said}; a larger --max-time compares them in turns."
     if answer.pick is None or answer.gain is None:
         known = sum(len(looks) for looks in answer.looks.values())
         bound = "it hardly waits for data, and " if answer.today.loader and answer.today.share("waiting") < 0.1 else ""
@@ -186,7 +189,7 @@ def _tried(answer: Compared) -> Iterator[Sequence[object]]:
     for name, looks in answer.looks.items():
         option = answer.options.get(name)
         over = "-" if name == TODAY else f"{looks[0].per_s / answer.today.per_s:.2f}x" if answer.today.per_s else "-"
-        if answer.gain is not None and answer.gain.of == name:
+        if answer.gain is not None and answer.gain.of == name and answer.gain.rounds:
             over = f"{ratio(answer.gain, 'x')} in turns"
         may = "  may change what is learned" * bool(option and option.learns_otherwise)
         yield [name, speed(looks[0]), over + may]

@@ -21,8 +21,6 @@ LEAST_GAIN = 1.02
 """What a setting has to gain in its one run to be tried in turns."""
 TURNS_FRAC = 0.45
 """The share of the time that is kept for turns, once something was faster; before that it is that of one round."""
-LEAST_GAIN_ALONE = 1.1
-"""What a setting has to gain in its one run to be told without turns."""
 MOST_ROUNDS = 8
 IMAGES = "channels_last"
 TODAY = "as it is"
@@ -43,8 +41,8 @@ class Option:
 class Compared:
     """What was found: the program as it is, every run by name, what failed and why, and the fastest in turns.
 
-    `pick` is None if nothing was faster; `gain` is its gain over the program as it is. `refused`: why nothing can be
-    compared.
+    `pick` is None if nothing was faster in turns; `gain` is that of the fastest over the program as it is. `refused`: why
+    nothing can be compared.
     """
 
     today: Look
@@ -138,12 +136,13 @@ def compare(program: Program, max_time_s: float, cores: int, told: Told) -> Comp
                 seconds = min(base.measured_s, own.measured_s)
                 rounds.setdefault(one.name, []).append(Pair(own.per_s, base.per_s, seconds))
         number_of_round += 1
-    least = LEAST_GAIN
-    if not rounds and finalists and (alone := answer.looks.get(finalists[-1].name)):
-        rounds, least = {finalists[-1].name: [Pair(alone[0].per_s, today.per_s)]}, LEAST_GAIN_ALONE
     gains = {name: uncertainty.gain(name, TODAY, pairs) for name, pairs in rounds.items()}
     best = max((g for g in gains.values() if g is not None), key=lambda g: g.ratio, default=None)
-    if best is None or best.ratio < least or (best.low is not None and best.low < 1.0):
+    if not rounds and finalists:  # a promise, no answer: one run of each is too little to go by
+        name = finalists[-1].name
+        best = Gain(name, TODAY, answer.looks[name][0].per_s / today.per_s, None, None, 0, "one run of each")
+        return Compared(today, answer.looks, answer.failed, answer.options, gain=best)
+    if best is None or best.ratio < LEAST_GAIN or (best.low is not None and best.low < 1.0):
         return Compared(today, answer.looks, answer.failed, answer.options, gain=best)
     return Compared(today, answer.looks, answer.failed, answer.options, answer.options[best.of], best)
 

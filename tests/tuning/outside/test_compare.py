@@ -91,6 +91,13 @@ def test_without_anything_faster_it_stays_as_it_is(monkeypatch, shares):
     assert set(found.looks) > {TODAY}
 
 
+def test_one_run_of_each_is_too_little(monkeypatch):
+    found = answered(Formula({"num_workers=2": 0.5}), monkeypatch, 3.0)
+    assert found.pick is None
+    assert found.gain is not None
+    assert (found.gain.rounds, found.gain.grounds) == (0, "one run of each")
+
+
 def test_a_setting_that_fails_is_said_and_the_others_are_tried(monkeypatch):
     found = answered(Formula({"fused": 0.5}, fails="num_workers"), monkeypatch)
     assert any(name.startswith("num_workers") for name in found.failed)
