@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainables.batches import tensors_of
+
 
 class _Counted(weakref.ref[Any]):
     """A weak reference to a counted storage; its callback reduces the count when the storage is freed."""
@@ -79,7 +81,7 @@ class LiveBytes(TorchDispatchMode):
         if self._paused:
             return result
         if self.adopts:
-            self.adopt(_tensors((*args, *(kwargs or {}).values())))
+            self.adopt(tensors_of((args, kwargs or {})))
         if not _makes_storage(func):
             return result
         over = 0
@@ -127,9 +129,10 @@ class LiveBytes(TorchDispatchMode):
 
     def _out_of_memory(self, size: int) -> torch.OutOfMemoryError:
         # `live` is the count at the refusal: earlier results of the same operator have been freed since.
-        asked, live, cap = _size(size), _size(self.wanted_bytes - size), _size(self.cap_bytes or 0)
+        wanted, cap = self.wanted_bytes, self.cap_bytes or 0
         return torch.OutOfMemoryError(
-            f"virtual card out of memory. Tried to allocate {asked}: {live} live, {cap} capacity"
+            f"virtual card out of memory. Tried to allocate {_size(size)}: {_size(wanted - size)} live, {_size(cap)} "
+            f"capacity, at least {_size(wanted - cap)} too few"
         )
 
 
@@ -196,14 +199,6 @@ def _makes_storage(func: Any) -> bool:
     ):
         return True
     return "resize" in schema.name or schema.name == "aten::lift_fresh"  # the latter returns torch.tensor(...)
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _size(count: int) -> str:

@@ -40,7 +40,7 @@ STREAM = (
     "get_worker_info()"
 )
 COPIES = (
-    "loader processes repeat their samples in each epoch, as each begins with the same copy of the data set's "
+    "loader processes repeat their samples in each epoch, as each begins with the same seed, or copy of the data set's "
     "generator or counter: draw from torch's generator, or seed yours in worker_init_fn by torch.initial_seed()"
 )
 SHARES_A_FILE = (
@@ -58,7 +58,7 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
     given = dataset
     try:
         if isinstance(given, IterableDataset):
-            return _stream_differs(given, workers, init) if workers > 1 else ""
+            return _stream_differs(given, workers, init)
         dataset = _copied(given)
         size = length_of(dataset)
         if not size:
@@ -108,17 +108,20 @@ def open_file(held: object, depth: int = 3) -> str:
 def _copies_differ(dataset: Dataset[Any], pick: int, workers: int, init: Callable[[int], None] | None) -> str:
     """Returns COPIES if a sample that this process reads anew each time is the same in two epochs of loader processes.
 
-    Samples drawn by the generators of torch, NumPy or Python differ in any case: each process seeds these.
+    Samples drawn by the generators of torch, NumPy or Python differ unless `init` seeds these by a number of its own.
     """
     copied = _copied(dataset)
-    if _read(copied, [pick], seed=1) == _read(copied, [pick], seed=1):
+    if init is None and _read(copied, [pick], seed=1) == _read(copied, [pick], seed=1):
         return ""
     loader = _loader(dataset, workers, init, batch_sampler=[[pick] * 4] * workers)
     return COPIES if _read_by(loader) == _read_by(loader) else ""
 
 
 def _stream_differs(stream: IterableDataset[Any], workers: int, init: Callable[[int], None] | None) -> str:
-    """Returns STREAM if loader processes read samples of a stream more than once, or if that cannot be told."""
+    """Returns STREAM if loader processes read samples of a stream more than once, or if that cannot be told.
+
+    COPIES if it counts its epochs by itself, which a copy of it does not.
+    """
     until = time.perf_counter() + READ_S
     most = STREAMED * workers
 
@@ -131,10 +134,14 @@ def _stream_differs(stream: IterableDataset[Any], workers: int, init: Callable[[
                     break
             return _digests(found)
 
-    here = first(1)
+    here, loader = first(1), _loader(stream, workers, init, batch_size=1)
+    if any(a != b for a, b in zip(here, first(1), strict=False)) and _read_by(loader, most) == _read_by(loader, most):
+        return COPIES
+    if workers == 1:
+        return ""
     if not here or here != first(2)[: len(here)]:
         return STREAM
-    there = _read_by(_loader(stream, workers, init, batch_size=1), most=len(here))
+    there = _read_by(loader, len(here))
     more = collections.Counter(there) - collections.Counter(here)
     return STREAM if any(digest in here for digest in more) else ""
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+from torch.overrides import TorchFunctionMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainables.batches import length_of
 from trainables.loader_check import settled
 from trainables.workload import LoopError
 
+SMALL = 1 << 16
 COMPARED = 64
 """Numbers of each parameter that are compared."""
 LEAST_HELD = 2
@@ -43,6 +47,15 @@ def require_epochs(loader: object) -> None:
     """Raises LoopError if a loader is an iterator that ends after one epoch, as zip(one, other) does."""
     if _ends(loader):
         raise LoopError(f"run.batches got a {type(loader).__name__}{USED_UP}")
+
+
+def require_count(loader: object, told: int | None, counted: int) -> None:
+    """Raises LoopError if an epoch had far fewer or more samples than was told; each loader process may read all."""
+    if told and counted and not told / 2 <= counted <= 2 * told * max(1, getattr(loader, "num_workers", 0)):
+        raise LoopError(
+            f"an epoch of run.batches(loader, samples={told}) had {counted} samples, as the first dimension of a "
+            "batch's first tensor counts them: put a tensor with a row for each sample first, or mend samples=N"
+        )
 
 
 def _ends(source: Any) -> bool:
@@ -162,6 +175,52 @@ class FirstSamples:
                 "does train(run) change data of the module in place, or an attribute of the data set? begin with the "
                 "same each time"
             )
+
+
+class FirstValues:
+    """The numbers and small tensors of a function's module: a best accuracy, a count of steps, a bank of features.
+
+    Each training begins with the first ones; one that goes on from another's would be told to be as good as both.
+    """
+
+    def __init__(self, function: object) -> None:
+        self._names: dict[str, Any] = getattr(function, "__globals__", {})
+        tensors = {n: v for n, v in self._names.items() if type(v) is Tensor and v.numel() <= SMALL}
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+        self._first = tensors | {n: v for n, v in self._names.items() if type(v) in (int, float)}
+
+    def restore(self) -> None:
+        """Gives each its first value."""
+        self._names.update(self._first)
+        for tensor, first in self._tensors:
+            tensor.data.copy_(first)
+
+
+class Calls(TorchFunctionMode):
+    """Passes each call of a torch function to `saw`: function, arguments and result."""
+
+    def __init__(self, saw: Callable[[Any, tuple[Any, ...], Any], None]) -> None:
+        super().__init__()
+        self._saw = saw
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Returns the normal result."""
+        result = func(*args, **(kwargs or {}))
+        self._saw(func, args, result)
+        return result
+
+
+def require_gradients(optimizers: Iterable[torch.optim.Optimizer], args: tuple[Any, ...], result: object) -> None:
+    """Raises LoopError if torch's clipping has just read no gradient of a weight; `optimizers` are run.backward's."""
+    if result is not None or sys._getframe(3).f_globals.get("__name__") != clip_grad.__name__:
+        return
+    if any(args[0] is p for one in optimizers for group in one.param_groups for p in group["params"]):
+        raise LoopError(
+            "gradients are clipped where there are none: run.backward(loss, optimizer, max_norm=1.0) clips, steps and "
+            "clears them, so leave out your own clip_grad_norm_"
+        )
 
 
 def settings_of(dataset: Any) -> dict[str, object]:

@@ -115,6 +115,7 @@ def _call(state: OwnState, report: Report) -> None:
     try:
         try:
             seed_everything(state.config.seed)
+            state.resident.first_values.restore()
             with run.kernels(), torch.enable_grad():  # an end may come where their code has turned gradients off
                 state.workload.train(run)
             run.finished()
