@@ -197,26 +197,26 @@ class FirstValues:
 
 
 class Calls(TorchFunctionMode):
-    """Passes each call of a torch function to `saw`: function, arguments and result."""
+    """Passes each call of a torch function to `saw`, after `before`: function, arguments and result."""
 
-    def __init__(self, saw: Callable[[Any, tuple[Any, ...], Any], None]) -> None:
+    def __init__(self, saw: Callable[..., None], *before: object) -> None:
         super().__init__()
-        self._saw = saw
+        self._saw, self._before = saw, before
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Returns the normal result."""
         result = func(*args, **(kwargs or {}))
-        self._saw(func, args, result)
+        self._saw(*self._before, func, args, result)
         return result
 
 
-def require_gradients(optimizers: Iterable[torch.optim.Optimizer], args: tuple[Any, ...], result: object) -> None:
-    """Raises LoopError if torch's clipping has just read no gradient of a weight; `optimizers` are run.backward's."""
-    if result is not None or sys._getframe(3).f_globals.get("__name__") != clip_grad.__name__:
-        return
-    if any(args[0] is p for one in optimizers for group in one.param_groups for p in group["params"]):
+def require_gradients(state: Any, func: object, args: tuple[Any, ...], result: object) -> None:
+    """Raises LoopError if torch's clipping has just read that a weight has no gradient, which run.backward clears."""
+    is_clipping = result is None and sys._getframe(2).f_globals.get("__name__") == clip_grad.__name__
+    weights = (p for optimizer in state.optimizers for group in optimizer.param_groups for p in group["params"])
+    if is_clipping and state.averages and any(args[0] is p for p in weights):
         raise LoopError(
             "gradients are clipped where there are none: run.backward(loss, optimizer, max_norm=1.0) clips, steps and "
             "clears them, so leave out your own clip_grad_norm_"

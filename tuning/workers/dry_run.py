@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -117,12 +117,8 @@ def _tried(
             reported = reported or {name: event.values[name] for name in state.workload.objectives}
         return time.monotonic() > until or bool(reported and state.steps > 1)  # at a second step more is seen
 
-    def clips(func: object, args: tuple[Any, ...], result: object) -> None:
-        if state.averages:
-            own_checks.require_gradients(state.optimizers, args, result)
-
     try:
-        with own_checks.Calls(clips), torch.compiler.set_stance("force_eager"):  # what is tried is thrown away
+        with own_checks.Calls(own_checks.require_gradients, state), torch.compiler.set_stance("force_eager"):
             own_loop.train(state, heard)
     except Diverged as diverged:
         if not state.steps or (LOSS in str(diverged) and state.config.knobs.amp_dtype == "fp32"):
