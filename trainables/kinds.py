@@ -16,6 +16,7 @@ import math
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -200,15 +201,6 @@ def _run(
     return learned
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """The optimiser steps of a few batches, by optimiser, the learning rates of each, and sums with weights."""
-
-    steps: Mapping[str, int]
-    rates: Sequence[float]
-    sums: int
-
-
 def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds: float) -> str:
     """Returns why a custom loop takes other optimiser steps once its batches are cut in two, "" if it does not.
 
@@ -218,20 +210,20 @@ def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds:
     batches = min(COUNT_BATCHES, int(COUNT_S / max(seconds, 1e-3)), resident.pass_samples // size)
     if batches < 2:
         return ""
-    one, two = (_counts(resident, config, batches * size) for config in (whole, halves))
-    for name in one.steps.keys() | two.steps.keys():
-        if (a := one.steps.get(name, 0)) != (b := two.steps.get(name, 0)):
+    (one, rates), (two, more_rates) = (_counts(resident, config, batches * size) for config in (whole, halves))
+    for name in {*one, *two} - {""}:
+        if one[name] != two[name]:
             return (
-                f"{name} stepped {a} times in {batches} batches, and {b} times with each batch cut in two: the loop "
-                "counts micro-batches, and run.batch counts batches"
+                f"{name} stepped {one[name]} times in {batches} batches, and {two[name]} times with each batch cut in "
+                "two: the loop counts micro-batches, and run.batch counts batches"
             )
-    if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(one.rates, two.rates, strict=False)):
+    if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(rates, more_rates, strict=False)):
         return (
             f"the learning rates of {batches} batches change if each batch is cut in two: your loop counts "
             "micro-batches, as len(loader) does; make the scheduler for run.steps and give it to run.prepare, which "
             "steps it once a batch"
         )
-    if one.sums != two.sums:
+    if one[""] != two[""]:
         return (
             "your loop averages or changes weights by lines of its own, more often if each batch is cut in two: do so "
             "only if run.backward(...) returned true"
@@ -239,17 +231,13 @@ def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds:
     return ""
 
 
-def _counts(resident: OwnResident, config: Config, samples: int) -> _Counts:
-    """Returns what a custom loop's optimisers did on its first samples."""
-    steps: dict[int, int] = {}
-    names: dict[int, str] = {}
-    rates: list[float] = []
-    sums: list[bool] = []
+def _counts(resident: OwnResident, config: Config, samples: int) -> tuple[Counter[str], Sequence[float]]:
+    """Returns a custom loop's steps on its first samples by optimiser, by "" its sums of weights, and the rates."""
+    counts, rates = Counter[str](), list[float]()
 
     def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         sizes = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        names[id(optimizer)] = f"the {type(optimizer).__name__} of {sizes:,} weights"
-        steps[id(optimizer)] = steps.get(id(optimizer), 0) + 1
+        counts[f"the {type(optimizer).__name__} of {sizes:,} weights"] += 1
         rates.extend(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
 
     def add(func: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -258,16 +246,13 @@ def _counts(resident: OwnResident, config: Config, samples: int) -> _Counts:
         if name in _SUMS and not (torch.is_grad_enabled() and getattr(result, "requires_grad", False)):
             weights = {p.data_ptr() for model in state.prepared for p in model.parameters()}
             if any(t.layout is torch.strided and t.data_ptr() in weights for t in tensors_of(args)):
-                sums.append(all(frame.f_code.co_name != "forward" for frame, _ in traceback.walk_stack(None)))
+                counts[""] += all(frame.f_code.co_name != "forward" for frame, _ in traceback.walk_stack(None))
 
     state = own_loop.prepare(resident, config, Plan(samples=samples))
     with register_optimizer_step_post_hook(count), own_checks.Calls(add), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of a scheduler that steps before its optimiser
         own_loop.train(state)
-    found: dict[str, int] = {}
-    for key, number in steps.items():
-        found[names[key]] = found.get(names[key], 0) + number
-    return _Counts(found, rates, sum(sums))
+    return counts, rates
 
 
 def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> None:

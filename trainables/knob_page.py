@@ -53,10 +53,8 @@ def _cells(name: str, row: Knob) -> Iterator[str]:
     yield str(row.memory)
     yield "no" if row.seen is None else "yes"
     call = "any loop" if row.asked_by == "around" else CALLS[row.asked_by]
-    yield (
-        " and ".join(f"`{part.partition('(')[0]}`" if part.startswith("run.") else part for part in call.split(" and "))
-        or "-"
-    )
+    parts = (f"`{part.partition('(')[0]}`" if part.startswith("run.") else part for part in call.split(" and "))
+    yield " and ".join(parts) or "-"
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainables.batches import tensors_of
-
 
 class _Counted(weakref.ref[Any]):
     """A weak reference to a counted storage; its callback reduces the count when the storage is freed."""
@@ -81,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
         if self._paused:
             return result
         if self.adopts:
-            self.adopt(tensors_of((args, kwargs or {})))
+            self.adopt(_tensors((*args, *(kwargs or {}).values())))
         if not _makes_storage(func):
             return result
         over = 0
@@ -199,6 +197,14 @@ def _makes_storage(func: Any) -> bool:
     ):
         return True
     return "resize" in schema.name or schema.name == "aten::lift_fresh"  # the latter returns torch.tensor(...)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _size(count: int) -> str:

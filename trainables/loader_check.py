@@ -43,6 +43,10 @@ COPIES = (
     "loader processes repeat their samples in each epoch, as each begins with the same seed, or copy of the data set's "
     "generator or counter: draw from torch's generator, or seed yours in worker_init_fn by torch.initial_seed()"
 )
+KEPT = (
+    "the data set keeps samples after it has drawn them: this process keeps each for good, and loader processes draw "
+    "anew in each epoch; keep samples as they are before anything is drawn"
+)
 SHARES_A_FILE = (
     "loader processes read other samples than this process does: they may share an open file, which has one position "
     "for all; open it in worker_init_fn, or in the first __getitem__ of each process (by os.getpid())"
@@ -70,10 +74,14 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
         fitting = READ_S / max(1e-5, time.perf_counter() - began)
         count = int(min(MOST_SAMPLES, size, fitting))
         picks = [number * size // count for number in range(count)] if count else []
+        first = _loader(given, workers, init, batch_sampler=[[size // 3]] * workers)
+        is_drawn = count and _read_by(first) != _read_by(first)  # before this process has read it
         here = _read(dataset, picks, seed=1)
         if here != (other := _read(dataset, picks, seed=2)):
             drawn = next(pick for pick, a, b in zip(picks, here, other, strict=True) if a != b)
             return _copies_differ(given, drawn, workers, init)
+        if is_drawn:
+            return KEPT
         times = 1 + int(min(MOST_TIMES, fitting / count)) if count else 0
         chunks = [picks[start : start + CHUNK] for start in range(0, count, CHUNK)] * times
         there = _read_by(_loader(given, workers, init, batch_sampler=chunks))

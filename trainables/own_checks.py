@@ -18,9 +18,8 @@ from trainables.batches import length_of
 from trainables.loader_check import settled
 from trainables.workload import LoopError
 
-SMALL = 1 << 16
-COMPARED = 64
-"""Numbers of each parameter that are compared."""
+COMPARED, SMALL = 64, 1 << 16
+"""Numbers of each parameter that are compared, and the most of a tensor of the module that is kept."""
 LEAST_HELD = 2
 """So many earlier models that are still held are a list; one may be a global name that the next training replaces."""
 CHECKED_EPOCHS = 3
@@ -185,9 +184,9 @@ class FirstValues:
 
     def __init__(self, function: object) -> None:
         self._names: dict[str, Any] = getattr(function, "__globals__", {})
-        tensors = {n: v for n, v in self._names.items() if type(v) is Tensor and v.numel() <= SMALL}
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
-        self._first = tensors | {n: v for n, v in self._names.items() if type(v) in (int, float)}
+        self._first = {n: v for n, v in self._names.items() if type(v) in (int, float, Tensor)}
+        tensors = (v for v in self._first.values() if isinstance(v, Tensor) and v.numel() <= SMALL)
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def restore(self) -> None:
         """Gives each its first value."""

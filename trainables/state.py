@@ -82,7 +82,6 @@ class RunState:
     micro_batches_done: int = 0
     """Within the epoch."""
     ooms_before: int = 0
-    """On a CUDA device: the allocations that were refused in its process before."""
     first_step_at: float = 0.0
     """Unix seconds at which the first micro-batch was asked for; 0 before."""
     last_step_at: float = 0.0
@@ -121,9 +120,8 @@ class RunState:
     @property
     def lacked(self) -> bool:
         """Returns whether an allocation was refused in this training."""
-        if self.meter is None:
-            return torch.cuda.memory_stats(self.device)["num_ooms"] > self.ooms_before
-        return self.meter.wanted_bytes > 0
+        ooms = self.meter.wanted_bytes if self.meter else torch.cuda.memory_stats(self.device).get("num_ooms", 0)
+        return bool(ooms > self.ooms_before)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -176,7 +174,7 @@ def counted(state: RunState, meter: LiveBytes) -> None:
     """Starts counting the peak memory of a training: by CUDA's allocator, or on a CPU by the process's `meter`."""
     if state.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(state.device)
-        state.ooms_before = torch.cuda.memory_stats(state.device)["num_ooms"]
+        state.ooms_before = torch.cuda.memory_stats(state.device).get("num_ooms", 0)
     else:
         state.meter = meter
         meter.begin(state.plan.cap_bytes)
