@@ -168,7 +168,7 @@ class FirstSamples:
         if self._seen.get(key, []) is None:  # they are drawn, or take long to read
             return
         found = settled(dataset)
-        if found != self._seen.setdefault(key, found):
+        if found != self._seen.setdefault(key, found) and found is not None:
             raise LoopError(
                 f"{type(dataset).__name__} begins with other samples than in an earlier training of the same seed: "
                 "does train(run) change data of the module in place, or an attribute of the data set? begin with the "

@@ -38,18 +38,32 @@ def train(run):
         if run.evaluate_now:
             run.report(error=1.0)
 """
-SCHEDULED = """
+
+
+NET = "net, optimizer = made(run)"
+
+
+def loop(
+    lines: str, first: str = "", *, net: str = NET, data: str = "DataLoader(DATA, **run.loader())", head: str = ""
+) -> str:
+    """A custom loop: `head` of the module, `net` and `first` of the function, and `lines` for each batch."""
+    return f"""{head}
 def train(run):
-    net, optimizer = nn.Linear(4, 1), None
-    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)
-    run.prepare(net, optimizerSHOWN)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        run.backward(loss_of(net, batch), optimizer)
-        STEP
+    {net}
+    {first}
+    for batch in run.batches({data}):
+        {lines}
         if run.evaluate_now:
             run.report(error=1.0)
 """
+
+
+BACK = "run.backward(loss_of(net, batch), optimizer)"
+
+
+def scheduled(step: str, shown: str = "") -> str:
+    first = "schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)"
+    return loop(f"{BACK}\n        {step}", f"{first}; {shown}")
 
 
 BY_TURNS = "turns = locals().get('turns', 1) + 1; optimizer.param_groups[0]['lr'] = run['learning_rate'] / turns"
@@ -59,21 +73,12 @@ UPDATES = (
     "average = {name: 0.9 * p.data for name, p in net.named_parameters()}",
     "[p.data.mul_(1 - run['learning_rate']) for p in net.parameters()]",
 )
-AVERAGED = """
-class Scaled(nn.Module):
-    def forward(self, weight):
-        return 0.5 * weight
+SCALED = "class Scaled(nn.Module):\n    def forward(self, weight):\n        return 0.5 * weight\n"
 
-def train(run):
-    net, optimizer = made(run)
-    average = torch.optim.swa_utils.AveragedModel(net)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        stepped = run.backward(loss_of(net, batch), optimizer)
-        if STEPPED:
-            UPDATE
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+
+def averaged(line: str, when: str = "True") -> str:
+    first = "average = torch.optim.swa_utils.AveragedModel(net)"
+    return loop(f"stepped = {BACK}\n        if {when}: {line}", first, head=SCALED)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +86,13 @@ def train(run):
     [
         (TWO_NETS.replace("COUNTER", "i"), "run.batch counts batches"),
         (TWO_NETS.replace("COUNTER", "run.batch"), ""),
-        (SCHEDULED.replace("SHOWN", "").replace("STEP", "schedule.step()"), "give it to run.prepare"),
-        (SCHEDULED.replace("SHOWN", ", schedule").replace("STEP", ""), ""),
-        (SCHEDULED.replace("SHOWN", "").replace("STEP", BY_TURNS), "counts micro-batches"),
-        (SCHEDULED.replace("SHOWN", "").replace("STEP", f"if run.ends_batch: {BY_TURNS}"), ""),
-        *((AVERAGED.replace("STEPPED", "True").replace("UPDATE", line), "changes weights") for line in UPDATES),
-        *((AVERAGED.replace("STEPPED", "stepped").replace("UPDATE", line), "") for line in UPDATES),
-        (AVERAGED.replace("STEPPED", "True").replace("UPDATE", "with torch.no_grad(): Scaled()(net.weight)"), ""),
+        (scheduled("schedule.step()"), "give it to run.prepare"),
+        (scheduled("", "run.prepare(net, schedule)"), ""),
+        (scheduled(BY_TURNS), "counts micro-batches"),
+        (scheduled(f"if run.ends_batch: {BY_TURNS}"), ""),
+        *((averaged(line), "changes weights") for line in UPDATES),
+        *((averaged(line, "stepped"), "") for line in UPDATES),
+        (averaged("Scaled()(net.weight.data)"), ""),
     ],
 )
 def test_loop_that_counts_micro_batches_is_told(script: Any, body: str, why: str) -> None:
@@ -106,16 +111,6 @@ def test_run_batch_is_the_same_for_all_micro_batches(script: Any, micro: int) ->
     assert workload.train.__globals__["SEEN"] == [n for n in range(8) for _ in range(16 // micro)]
 
 
-LOSSES = """
-def train(run):
-    net, optimizer = made(run)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        LINES
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -127,7 +122,7 @@ def train(run):
 @pytest.mark.parametrize("micro", [4, 16])
 def test_two_losses_of_one_batch_are_refused(script: Any, lines: str, micro: int) -> None:
     with pytest.raises(LoopError, match="add them"):
-        events(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=micro)
+        events(script(loop(lines)), PLAN, micro_batch_size=micro)
 
 
 @pytest.mark.parametrize(("micro", "why"), [(16, ""), (8, "whole batches")])
@@ -135,7 +130,7 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
     lines = (
         "[run.backward(loss_of(net, batch), optimizer, again=True) for _ in range(3)]\n        SEEN.append(optimizer)"
     )
-    workload = script(LOSSES.replace("LINES", lines))
+    workload = script(loop(lines))
     with pytest.raises(LoopError, match=why) if why else nullcontext():
         assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128
 
@@ -151,27 +146,13 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
     ],
 )
 def test_gradients_that_are_not_those_of_the_batch_are_named(script: Any, lines: str, why: str) -> None:
-    state = prepared(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=16)
+    state = prepared(script(loop(lines)), PLAN, micro_batch_size=16)
     own_loop.train(state)
     found = kinds.differing(state.resident, state.config, {"micro_batch_size": 4})
     assert found.keys() == ({"micro_batch_size"} if why else set())
     assert re.search(why, found.get("micro_batch_size", ""))
 
 
-FULL = """
-KEPT = []
-
-def train(run):
-    net, optimizer = nn.Linear(4, 1), None
-    KEEPS
-    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
-    run.prepare(net, optimizer)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            EVALUATES
-            run.report(error=1.0)
-"""
 FILLS = "raise torch.OutOfMemoryError('full')"
 
 
@@ -191,7 +172,7 @@ def thrice(state: OwnState) -> None:
     ids=["evaluation", "models", "graphs", "neither"],
 )
 def test_memory_that_no_micro_batch_frees_is_named(script: Any, keeps: str, evaluates: str, why: str) -> None:
-    state = prepared(script(FULL.replace("KEEPS", keeps).replace("EVALUATES", evaluates)), PLAN)
+    state = prepared(script(loop(f"{BACK}\n        if run.evaluate_now: {evaluates}", keeps, head="KEPT = []\n")), PLAN)
     with pytest.raises(LoopError if why else torch.OutOfMemoryError, match=why or "full"):
         thrice(state)
 
@@ -230,18 +211,9 @@ def train(run):
 @pytest.mark.parametrize("other", ["run.batches(loader)", "loader"])
 @pytest.mark.parametrize("more", ["sum(loss_of(net, one) for one in OTHER)", "loss_of(net, next(others))"])
 def test_two_loops_over_training_data_are_refused(script: Any, other: str, more: str) -> None:
-    workload = script(f"""
-import itertools
-
-def train(run):
-    loader = DataLoader(DATA, **run.loader())
-    net, optimizer = made(run)
-    others = itertools.cycle({other})
-    for batch in run.batches(loader):
-        run.backward(loss_of(net, batch) + {more.replace("OTHER", other)}, optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-""")
+    lines = f"run.backward(loss_of(net, batch) + {more.replace('OTHER', other)}, optimizer)"
+    first = f"loader = DataLoader(DATA, **run.loader()); others = itertools.cycle({other})"
+    workload = script(loop(lines, first, data="loader", head="import itertools"))
     with pytest.raises(LoopError, match="two loops") if "run" in other else nullcontext():
         events(workload, PLAN)
 
@@ -369,13 +341,6 @@ class Records(torch.utils.data.Dataset):
 
 def opens(worker):
     torch.utils.data.get_worker_info().dataset.file = open(__file__, "rb")
-
-def train(run):
-    net, optimizer = made(run)
-    for batch in run.batches(DataLoader(Records(), worker_init_fn=INIT, **run.loader())):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
 """
 
 
@@ -385,7 +350,11 @@ def train(run):
 )
 def test_open_file_is_not_handed_to_loader_processes(script: Any, init: str, workers: int, why: str) -> None:
     with pytest.raises(LoopError, match=why) if why else nullcontext():
-        events(script(OPENS.replace("INIT", init)), PLAN, num_workers=workers)
+        events(
+            script(loop(BACK, head=OPENS, data=f"DataLoader(Records(), worker_init_fn={init}, **run.loader())")),
+            PLAN,
+            num_workers=workers,
+        )
 
 
 class Noisy(Dataset[torch.Tensor]):
@@ -454,24 +423,12 @@ def test_stream_that_every_process_reads_whole_is_told_from_a_sharded_one() -> N
     assert not reads_differ(Stream(cut=""), 1)
 
 
-KEPT = """
-NET = nn.Linear(4, 1)
-
-def train(run):
-    FIRST
-    net = NET if KEEPS else nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
-    run.prepare(net, optimizer)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+OF_MODULE = "run.prepare(net := OF_ALL, optimizer := torch.optim.SGD(net.parameters(), lr=run['learning_rate']))"
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
-    state = prepared(script(KEPT.replace("KEEPS", str(keeps)).replace("FIRST", "")), PLAN)
+    state = prepared(script(loop(BACK, net=OF_MODULE if keeps else NET, head="OF_ALL = nn.Linear(4, 1)\n")), PLAN)
     own_loop.train(state)
     again = state.config.with_knobs(learning_rate=0.05)
     with pytest.raises(LoopError, match="module level") if keeps else nullcontext():
@@ -525,7 +482,7 @@ def test_what_a_training_leaves_behind_is_told(script: Any, lines: str, knobs: d
 def test_setting_of_a_training_is_not_left_to_the_next(script: Any, leaves: str) -> None:
     once = f"SEEN or (torch.{leaves}, torch.set_num_threads(7)); SEEN.append(0)"
     threads = torch.get_num_threads()
-    state = prepared(script(KEPT.replace("KEEPS", "False").replace("FIRST", once)), PLAN)
+    state = prepared(script(loop(BACK, net=f"{once}; {NET}")), PLAN)
     with pytest.raises(RuntimeError):  # float64 weights and float32 data, or no gradients
         own_loop.train(state)
     own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
