@@ -135,6 +135,9 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
         assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128
 
 
+RARE = "w = 1 + 99 * (batch[2] == 200); run.backward((w * net(batch[0])[:, 0]).sum() / w.sum(), optimizer)"
+
+
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
@@ -142,11 +145,16 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
         ("run.backward(loss_of(net, batch) / run.accumulation, optimizer)", "do not divide it by run.accumulation"),
         ("run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "a mean loss, not a sum"),
         ("run.backward(loss_of(net, batch), optimizer) and optimizer.zero_grad()", ""),
+        (RARE, "by class"),
         ("run.backward((1 + (run.progress > 0.5)) * loss_of(net, batch), optimizer)", ""),
     ],
 )
-def test_gradients_that_are_not_those_of_the_batch_are_named(script: Any, lines: str, why: str) -> None:
-    state = prepared(script(loop(lines)), PLAN, micro_batch_size=16)
+def test_gradients_that_are_not_those_of_the_batch_are_named(
+    script: Any, lines: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds, "QUICK_S", 60.0)  # on a slow machine, too
+    many = "DATA = TensorDataset(*(torch.cat(8 * [t]) for t in (X, X.sum(1))), torch.arange(512))\n"
+    state = prepared(script(loop(lines, head=many)), PLAN, micro_batch_size=16)
     own_loop.train(state)
     found = kinds.differing(state.resident, state.config, {"micro_batch_size": 4})
     assert found.keys() == ({"micro_batch_size"} if why else set())
@@ -175,6 +183,13 @@ def test_memory_that_no_micro_batch_frees_is_named(script: Any, keeps: str, eval
     state = prepared(script(loop(f"{BACK}\n        if run.evaluate_now: {evaluates}", keeps, head="KEPT = []\n")), PLAN)
     with pytest.raises(LoopError if why else torch.OutOfMemoryError, match=why or "full"):
         thrice(state)
+
+
+def test_batch_that_the_loop_leaves_out_for_want_of_memory_is_no_batch(script: Any) -> None:
+    skips = "try: torch.zeros(run.batch << 20)\n        except RuntimeError: continue"
+    state = prepared(script(loop(f"{skips}\n        {BACK}")), Plan(128, (128,), cap_bytes=1 << 21))
+    with pytest.raises(torch.OutOfMemoryError, match="left the batch out"):
+        own_loop.train(state)
 
 
 @pytest.mark.parametrize(
@@ -278,6 +293,14 @@ def test_graphs_of_a_stream_are_counted_by_their_labels() -> None:
     for size in (8, 8, 5):
         graphs = {"edges": torch.zeros(2, 9 * size), "nodes": torch.zeros(3 * size, 4), "label": torch.zeros(size)}
         assert counts.of(graphs, 0) == size
+
+
+@pytest.mark.parametrize(("told", "why"), [(64, "had 16 samples"), (20, "")])
+def test_epoch_that_counts_other_samples_than_told_is_refused(script: Any, told: int, why: str) -> None:
+    edges = "[(torch.zeros(2, 9), X[i : i + 8]) for i in range(0, 64, 8)]"
+    lines = "run.backward(net(batch[1]).mean(), optimizer)"
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
+        events(script(loop(lines, data=f"DataLoader({edges}, batch_size=None), samples={told}")), PLAN)
 
 
 class Records(Dataset[torch.Tensor]):
@@ -391,6 +414,20 @@ class OfNumPy(Noisy):
         return torch.tensor(np.random.rand()) + index
 
 
+def seeds_alike(worker: int) -> None:
+    np.random.seed(42 + worker)
+
+
+class Kept(Noisy):
+    """Samples that are kept as they were drawn first."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._kept.setdefault(index, super().__getitem__(index))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_copies_of_a_generator_are_told_from_seeded_ones(workers: int) -> None:
     before = np.random.get_state()[1].tolist()  # type: ignore[index]
@@ -399,6 +436,9 @@ def test_copies_of_a_generator_are_told_from_seeded_ones(workers: int) -> None:
     assert reads_differ(Draws(counts=False), workers) == loader_check.COPIES
     assert reads_differ(Draws(counts=True), workers) == loader_check.COPIES
     assert not reads_differ(Draws(counts=False), workers, seeds_its_own)
+    assert reads_differ(OfNumPy(), workers, seeds_alike) == loader_check.COPIES
+    assert reads_differ(Kept(), workers) == loader_check.KEPT
+    assert reads_differ(Stream(cut="epochs"), workers) == loader_check.COPIES
     assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
 
 
@@ -406,13 +446,14 @@ class Stream(IterableDataset[tuple[str, torch.Tensor]]):
     """Texts and numbers, which each process reads whole, or its share of."""
 
     def __init__(self, *, cut: str) -> None:
-        self._cut = cut
+        self._cut, self._epoch = cut, 0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         info = get_worker_info()
         part, parts = (info.id, info.num_workers) if info else (0, 1)
-        numbers = range(400)
+        numbers, self._epoch = range(400), self._epoch + 1
         cuts = {"": numbers, "in turns": numbers[part::parts], "halves": numbers[part * 400 // parts :][: 400 // parts]}
+        cuts["epochs"] = range(self._epoch + part, 400, parts)
         return ((str(n), torch.tensor(n // 2)) for n in cuts[self._cut])
 
 
@@ -476,6 +517,14 @@ def test_what_a_training_leaves_behind_is_told(script: Any, lines: str, knobs: d
     state = prepared(script(LEFT.replace("LINES", lines)), PLAN, micro_batch_size=16, **knobs)
     with pytest.raises(LoopError, match=why) if why else nullcontext():
         thrice(state)
+
+
+def test_training_begins_with_the_first_values_of_its_module(script: Any) -> None:
+    counts = "global BEST; BEST += 1; BANK[0] += 1; run.report(error=BEST + float(BANK[0]))"
+    state = prepared(script(loop(f"{BACK}\n        {counts}", head="BEST, BANK = 0.0, torch.zeros(2)\n")), PLAN)
+    own_loop.train(state)
+    own_loop.train(again := own_loop.prepare(state.resident, state.config, PLAN))
+    assert again.last_report == state.last_report
 
 
 @pytest.mark.parametrize("leaves", ["set_default_dtype(torch.float64)", "set_grad_enabled(False)"])

@@ -56,6 +56,11 @@ def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None
     assert len(facts.workload_sha256) == len(facts.data_sha256) == 64
 
 
+def test_gradients_that_are_clipped_after_the_step_are_told(session: Any) -> None:
+    with pytest.raises(LoopError, match="max_norm"):
+        session(PLAIN.replace(BACK, f"{BACK}; nn.utils.clip_grad_norm_(net.parameters(), 1.0)")).describe(KNOBS)
+
+
 def test_a_rung_stops_it_and_the_next_trial_finds_nothing_left(session: Any) -> None:
     own = session(PLAIN)
     first, last = told(own, KNOBS, Plan(128, (32, 128)), stops=True)
