@@ -244,7 +244,7 @@ def _counts(resident: OwnResident, config: Config, samples: int) -> tuple[Counte
         """Counts a sum or a product with weights that is in no forward pass, and that none of them learns from."""
         name = getattr(func, "__name__", "").removeprefix("_foreach").strip("_")
         if name in _SUMS and not (torch.is_grad_enabled() and getattr(result, "requires_grad", False)):
-            weights = {p.data_ptr() for model in state.prepared for p in model.parameters()}
+            weights = {p.data_ptr() for p in nn.ModuleList(state.prepared).parameters() if type(p) is nn.Parameter}
             if any(t.layout is torch.strided and t.data_ptr() in weights for t in tensors_of(args)):
                 counts[""] += all(frame.f_code.co_name != "forward" for frame, _ in traceback.walk_stack(None))
 
