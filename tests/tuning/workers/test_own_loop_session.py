@@ -56,13 +56,6 @@ def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None
     assert len(facts.workload_sha256) == len(facts.data_sha256) == 64
 
 
-def test_gradients_that_are_clipped_after_the_step_are_told(session: Any) -> None:
-    with pytest.raises(LoopError, match="max_norm"):
-        session(re.sub(r"(run.backward.*)", r"\1; nn.utils.clip_grad_norm_(net.parameters(), 1)", PLAIN)).describe(
-            KNOBS
-        )
-
-
 def test_a_rung_stops_it_and_the_next_trial_finds_nothing_left(session: Any) -> None:
     own = session(PLAIN)
     first, last = told(own, KNOBS, Plan(128, (32, 128)), stops=True)
@@ -233,14 +226,16 @@ def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
     assert any("sets a seed of its own" in sentence for sentence in said)
 
 
-def test_a_scheduler_that_is_stepped_twice_is_told_before_anything_is_measured(session: Any) -> None:
-    body = PLAIN.replace(
-        "net, optimizer = made(run)",
-        """net, optimizer = made(run)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    run.prepare(net, optimizer, schedule)""",
-    ).replace("            if run.ev", "            schedule.step()\n            if run.ev")
-    with pytest.raises(LoopError, match="so do lines of your own"):
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [("schedule.step()", "so do lines of"), ("nn.utils.clip_grad_norm_(net.parameters(), 1)", "max_norm")],
+)
+def test_a_step_that_is_taken_or_clipped_twice_is_told_before_anything_is_measured(
+    session: Any, line: str, why: str
+) -> None:
+    schedule = "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1); run.prepare(net, optimizer, schedule)"
+    body = PLAIN.replace("    try:", f"    {schedule}\n    try:").replace("if run.ev", f"{line}\n            if run.ev")
+    with pytest.raises(LoopError, match=why):
         session(body).describe({**KNOBS, "micro_batch_size": 16})
 
 
