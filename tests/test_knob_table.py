@@ -87,9 +87,8 @@ def test_what_serves_an_own_loop_reads_the_knobs_whose_rows_say_so(
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    assert (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8") == knob_page.page(), (
-        "make it anew: python -m trainables.knob_page > docs/knobs.md"
-    )
+    page = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    assert page == knob_page.renewed(page), "make it anew: python -m trainables.knob_page docs/knobs.md"
 
 
 def test_other_names_belong_to_one_knob_each() -> None:

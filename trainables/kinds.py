@@ -14,7 +14,9 @@ import contextlib
 import copy
 import math
 import time
+import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -23,12 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
-from trainables import loader_check, loop, own_loop, precision
-from trainables.batches import size_of
+from trainables import loader_check, loop, own_checks, own_loop, precision
+from trainables.batches import size_of, tensors_of
 from trainables.knobs import Scalar
 from trainables.own_count import OwnResident
 from trainables.plan import Plan
@@ -40,7 +41,8 @@ from trainables.workload import Config, LoopError, WorkloadError, phases
 
 SAMPLES, MOST_BATCHES = 8, 8
 MORE_SAMPLES, QUICK_S = 64, 0.2
-"""So many samples are compared, too, if the first ones take less than so many seconds: they show more classes."""
+"""If the first samples take less than so many seconds, as many are compared, then four times as many: they show more
+classes."""
 GRADIENT_ROUNDING_FRAC = 1e-3
 """The largest difference of a gradient, relative to its norm, that counts as rounding."""
 NOISE_TIMES = 3.0
@@ -48,7 +50,7 @@ NOISE_TIMES = 3.0
 OTHERWISE = "gives a sample other values in a batch with other samples"
 NOT_A_MEAN = (
     "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
-    "tokens; the model may read padding; or a sampler makes other batches by micro_batch_size"
+    "tokens or by class; the model may read padding; or a sampler makes other batches by micro_batch_size"
 )
 HALF = (
     "cutting a batch in two halves its gradient: give run.backward a mean loss, not a sum, and do not divide it by "
@@ -61,6 +63,7 @@ COUNT_BATCHES, COUNT_S = 8, 1.5
 A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
 """
 RATE_ROUNDING_FRAC = 1e-6
+_SUMS = {"add", "sub", "mul", "div", "lerp", "addcmul", "radd", "rsub", "rmul", "iadd", "isub", "imul"}
 FAR = 1000
 """Batches of a training whose first is compared: what goes by run.progress is the same in all parts of that batch."""
 _STEADY: Mapping[str, Scalar] = {
@@ -165,12 +168,13 @@ def differing(
             reasons[name] = "a step differs by more than its random numbers explain"
         elif untold is not None:
             untold.append(name)
-    if "micro_batch_size" in changes and noise is None and whole.seconds < QUICK_S:
-        more = min(MORE_SAMPLES, most) // 2 * 2
-        large = base.with_knobs(batch_size=more, micro_batch_size=more)
-        pair = (_run(resident, one, more) for one in (large, large.with_knobs(micro_batch_size=more // 2)))
-        if more > count and _difference(*pair)[0] > GRADIENT_ROUNDING_FRAC:
-            reasons["micro_batch_size"] = NOT_A_MEAN
+    part, parts, seconds = min(MORE_SAMPLES, most) // 2 * 2, 1, whole.seconds
+    while "micro_batch_size" in changes and noise is None and seconds < QUICK_S and count < parts * part <= most:
+        large = base.with_knobs(batch_size=parts * part, micro_batch_size=part)
+        pair = [_run(resident, one, parts * part) for one in (large, large.with_knobs(micro_batch_size=part // 2))]
+        if _difference(*pair)[0] > GRADIENT_ROUNDING_FRAC:
+            return reasons | {"micro_batch_size": NOT_A_MEAN}
+        parts, seconds = 4 * parts, pair[0].seconds
     return reasons
 
 
@@ -197,15 +201,6 @@ def _run(
     return learned
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """The optimiser steps of a few batches, by optimiser, the learning rates of each, and updates of averages."""
-
-    steps: Mapping[str, int]
-    rates: Sequence[float]
-    averaged: int
-
-
 def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds: float) -> str:
     """Returns why a custom loop takes other optimiser steps once its batches are cut in two, "" if it does not.
 
@@ -215,56 +210,49 @@ def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds:
     batches = min(COUNT_BATCHES, int(COUNT_S / max(seconds, 1e-3)), resident.pass_samples // size)
     if batches < 2:
         return ""
-    one, two = (_counts(resident, config, batches * size) for config in (whole, halves))
-    for name in one.steps.keys() | two.steps.keys():
-        if (a := one.steps.get(name, 0)) != (b := two.steps.get(name, 0)):
+    (one, rates), (two, more_rates) = (_counts(resident, config, batches * size) for config in (whole, halves))
+    for name in {*one, *two} - {""}:
+        if one[name] != two[name]:
             return (
-                f"{name} stepped {a} times in {batches} batches, and {b} times with each batch cut in two: the loop "
-                "counts micro-batches, and run.batch counts batches"
+                f"{name} stepped {one[name]} times in {batches} batches, and {two[name]} times with each batch cut in "
+                "two: the loop counts micro-batches, and run.batch counts batches"
             )
-    if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(one.rates, two.rates, strict=False)):
+    if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(rates, more_rates, strict=False)):
         return (
             f"the learning rates of {batches} batches change if each batch is cut in two: your loop counts "
             "micro-batches, as len(loader) does; make the scheduler for run.steps and give it to run.prepare, which "
             "steps it once a batch"
         )
-    if one.averaged != two.averaged:
+    if one[""] != two[""]:
         return (
-            f"averaged weights were updated {one.averaged} times in {batches} batches, and {two.averaged} times with "
-            "each batch cut in two: update them if run.backward(...) returned true"
+            "your loop averages or changes weights by lines of its own, more often if each batch is cut in two: do so "
+            "only if run.backward(...) returned true"
         )
     return ""
 
 
-def _counts(resident: OwnResident, config: Config, samples: int) -> _Counts:
-    """Returns what a custom loop's optimisers did on its first samples."""
-    steps: dict[int, int] = {}
-    names: dict[int, str] = {}
-    rates: list[float] = []
-    averaged: list[nn.Module] = []
+def _counts(resident: OwnResident, config: Config, samples: int) -> tuple[Counter[str], Sequence[float]]:
+    """Returns a custom loop's steps on its first samples by optimiser, by "" its sums of weights, and the rates."""
+    counts, rates = Counter[str](), list[float]()
 
     def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         sizes = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        names[id(optimizer)] = f"the {type(optimizer).__name__} of {sizes:,} weights"
-        steps[id(optimizer)] = steps.get(id(optimizer), 0) + 1
+        counts[f"the {type(optimizer).__name__} of {sizes:,} weights"] += 1
         rates.extend(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
 
-    def update(average: AveragedModel, model: nn.Module) -> None:
-        averaged.append(average)
-        update_parameters(average, model)
+    def add(func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Counts a sum or a product with weights that is in no forward pass, and that none of them learns from."""
+        name = getattr(func, "__name__", "").removeprefix("_foreach").strip("_")
+        if name in _SUMS and not (torch.is_grad_enabled() and getattr(result, "requires_grad", False)):
+            weights = {p.data_ptr() for p in nn.ModuleList(state.prepared).parameters() if type(p) is nn.Parameter}
+            if any(t.layout is torch.strided and t.data_ptr() in weights for t in tensors_of(args)):
+                counts[""] += all(frame.f_code.co_name != "forward" for frame, _ in traceback.walk_stack(None))
 
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+    state = own_loop.prepare(resident, config, Plan(samples=samples))
+    with register_optimizer_step_post_hook(count), own_checks.Calls(add), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of a scheduler that steps before its optimiser
-        stack.callback(register_optimizer_step_post_hook(count).remove)
-        update_parameters = AveragedModel.update_parameters
-        stack.callback(setattr, AveragedModel, "update_parameters", update_parameters)
-        AveragedModel.update_parameters = update  # type: ignore[assignment,method-assign]
-        state = own_loop.prepare(resident, config, Plan(samples=samples))
         own_loop.train(state)
-    found: dict[str, int] = {}
-    for key, number in steps.items():
-        found[names[key]] = found.get(names[key], 0) + number
-    return _Counts(found, rates, len(averaged))
+    return counts, rates
 
 
 def _run_custom_loop(resident: OwnResident, config: Config, count: int, noise_seed: int, learned: _Learned) -> None:

@@ -127,9 +127,10 @@ class LiveBytes(TorchDispatchMode):
 
     def _out_of_memory(self, size: int) -> torch.OutOfMemoryError:
         # `live` is the count at the refusal: earlier results of the same operator have been freed since.
-        asked, live, cap = _size(size), _size(self.wanted_bytes - size), _size(self.cap_bytes or 0)
+        wanted, cap = self.wanted_bytes, self.cap_bytes or 0
         return torch.OutOfMemoryError(
-            f"virtual card out of memory. Tried to allocate {asked}: {live} live, {cap} capacity"
+            f"virtual card out of memory. Tried to allocate {_size(size)}: {_size(wanted - size)} live, {_size(cap)} "
+            f"capacity, at least {_size(wanted - cap)} too few"
         )
 
 

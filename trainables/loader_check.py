@@ -40,8 +40,12 @@ STREAM = (
     "get_worker_info()"
 )
 COPIES = (
-    "loader processes repeat their samples in each epoch, as each begins with the same copy of the data set's "
+    "loader processes repeat their samples in each epoch, as each begins with the same seed, or copy of the data set's "
     "generator or counter: draw from torch's generator, or seed yours in worker_init_fn by torch.initial_seed()"
+)
+KEPT = (
+    "the data set keeps samples after it has drawn them: this process keeps each for good, and loader processes draw "
+    "anew in each epoch; keep samples as they are before anything is drawn"
 )
 SHARES_A_FILE = (
     "loader processes read other samples than this process does: they may share an open file, which has one position "
@@ -58,7 +62,7 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
     given = dataset
     try:
         if isinstance(given, IterableDataset):
-            return _stream_differs(given, workers, init) if workers > 1 else ""
+            return _stream_differs(given, workers, init)
         dataset = _copied(given)
         size = length_of(dataset)
         if not size:
@@ -70,10 +74,14 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
         fitting = READ_S / max(1e-5, time.perf_counter() - began)
         count = int(min(MOST_SAMPLES, size, fitting))
         picks = [number * size // count for number in range(count)] if count else []
+        first = _loader(given, workers, init, batch_sampler=[[size // 3]] * workers)
+        is_drawn = count and _read_by(first) != _read_by(first)  # before this process has read it
         here = _read(dataset, picks, seed=1)
         if here != (other := _read(dataset, picks, seed=2)):
             drawn = next(pick for pick, a, b in zip(picks, here, other, strict=True) if a != b)
             return _copies_differ(given, drawn, workers, init)
+        if is_drawn:
+            return KEPT
         times = 1 + int(min(MOST_TIMES, fitting / count)) if count else 0
         chunks = [picks[start : start + CHUNK] for start in range(0, count, CHUNK)] * times
         there = _read_by(_loader(given, workers, init, batch_sampler=chunks))
@@ -108,17 +116,20 @@ def open_file(held: object, depth: int = 3) -> str:
 def _copies_differ(dataset: Dataset[Any], pick: int, workers: int, init: Callable[[int], None] | None) -> str:
     """Returns COPIES if a sample that this process reads anew each time is the same in two epochs of loader processes.
 
-    Samples drawn by the generators of torch, NumPy or Python differ in any case: each process seeds these.
+    Samples drawn by the generators of torch, NumPy or Python differ unless `init` seeds these by a number of its own.
     """
     copied = _copied(dataset)
-    if _read(copied, [pick], seed=1) == _read(copied, [pick], seed=1):
+    if init is None and _read(copied, [pick], seed=1) == _read(copied, [pick], seed=1):
         return ""
     loader = _loader(dataset, workers, init, batch_sampler=[[pick] * 4] * workers)
     return COPIES if _read_by(loader) == _read_by(loader) else ""
 
 
 def _stream_differs(stream: IterableDataset[Any], workers: int, init: Callable[[int], None] | None) -> str:
-    """Returns STREAM if loader processes read samples of a stream more than once, or if that cannot be told."""
+    """Returns STREAM if loader processes read samples of a stream more than once, or if that cannot be told.
+
+    COPIES if it counts its epochs by itself, which a copy of it does not.
+    """
     until = time.perf_counter() + READ_S
     most = STREAMED * workers
 
@@ -131,10 +142,14 @@ def _stream_differs(stream: IterableDataset[Any], workers: int, init: Callable[[
                     break
             return _digests(found)
 
-    here = first(1)
+    here, loader = first(1), _loader(stream, workers, init, batch_size=1)
+    if any(a != b for a, b in zip(here, first(1), strict=False)) and _read_by(loader, most) == _read_by(loader, most):
+        return COPIES
+    if workers == 1:
+        return ""
     if not here or here != first(2)[: len(here)]:
         return STREAM
-    there = _read_by(_loader(stream, workers, init, batch_size=1), most=len(here))
+    there = _read_by(loader, len(here))
     more = collections.Counter(there) - collections.Counter(here)
     return STREAM if any(digest in here for digest in more) else ""
 

@@ -127,5 +127,5 @@ def hold_gradients(
     if max_norm <= 0:
         return
     scaler.unscale_(optimizer)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     nn.utils.clip_grad_norm_(parameters, max_norm)

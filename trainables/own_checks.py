@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+from torch.overrides import TorchFunctionMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainables.batches import length_of
 from trainables.loader_check import settled
 from trainables.workload import LoopError
 
-COMPARED = 64
-"""Numbers of each parameter that are compared."""
+COMPARED, SMALL = 64, 1 << 16
+"""Numbers of each parameter that are compared, and the most of a tensor of the module that is kept."""
 LEAST_HELD = 2
 """So many earlier models that are still held are a list; one may be a global name that the next training replaces."""
 CHECKED_EPOCHS = 3
@@ -43,6 +46,15 @@ def require_epochs(loader: object) -> None:
     """Raises LoopError if a loader is an iterator that ends after one epoch, as zip(one, other) does."""
     if _ends(loader):
         raise LoopError(f"run.batches got a {type(loader).__name__}{USED_UP}")
+
+
+def require_count(loader: object, told: int | None, counted: int) -> None:
+    """Raises LoopError if an epoch had far fewer or more samples than was told; each loader process may read all."""
+    if told and counted and not told / 2 <= counted <= 2 * told * max(1, getattr(loader, "num_workers", 0)):
+        raise LoopError(
+            f"an epoch of run.batches(loader, samples={told}) had {counted} samples, as the first dimension of a "
+            "batch's first tensor counts them: put a tensor with a row for each sample first, or mend samples=N"
+        )
 
 
 def _ends(source: Any) -> bool:
@@ -156,12 +168,58 @@ class FirstSamples:
         if self._seen.get(key, []) is None:  # they are drawn, or take long to read
             return
         found = settled(dataset)
-        if found != self._seen.setdefault(key, found):
+        if found != self._seen.setdefault(key, found) and found is not None:
             raise LoopError(
                 f"{type(dataset).__name__} begins with other samples than in an earlier training of the same seed: "
                 "does train(run) change data of the module in place, or an attribute of the data set? begin with the "
                 "same each time"
             )
+
+
+class FirstValues:
+    """The numbers and small tensors of a function's module: a best accuracy, a count of steps, a bank of features.
+
+    Each training begins with the first ones; one that goes on from another's would be told to be as good as both.
+    """
+
+    def __init__(self, function: object) -> None:
+        self._names: dict[str, Any] = getattr(function, "__globals__", {})
+        self._first = {n: v for n, v in self._names.items() if type(v) in (int, float, Tensor)}
+        tensors = (v for v in self._first.values() if isinstance(v, Tensor) and v.numel() <= SMALL)
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def restore(self) -> None:
+        """Gives each its first value."""
+        self._names.update(self._first)
+        for tensor, first in self._tensors:
+            tensor.data.copy_(first)
+
+
+class Calls(TorchFunctionMode):
+    """Passes each call of a torch function to `saw`, after `before`: function, arguments and result."""
+
+    def __init__(self, saw: Callable[..., None], *before: object) -> None:
+        super().__init__()
+        self._saw, self._before = saw, before
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Returns the normal result."""
+        result = func(*args, **(kwargs or {}))
+        self._saw(*self._before, func, args, result)
+        return result
+
+
+def require_gradients(state: Any, func: object, args: tuple[Any, ...], result: object) -> None:
+    """Raises LoopError if torch's clipping has just read that a weight has no gradient, which run.backward clears."""
+    is_clipping = result is None and sys._getframe(2).f_globals.get("__name__") == clip_grad.__name__
+    weights = (p for optimizer in state.optimizers for group in optimizer.param_groups for p in group["params"])
+    if is_clipping and state.averages and any(args[0] is p for p in weights):
+        raise LoopError(
+            "gradients are clipped where there are none: run.backward(loss, optimizer, max_norm=1.0) clips, steps and "
+            "clears them, so leave out your own clip_grad_norm_"
+        )
 
 
 def settings_of(dataset: Any) -> dict[str, object]:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.live_bytes import LiveBytes
-from trainables.own_checks import TWO_LOOPS, EarlierModels, FirstSamples, FirstWeights
+from trainables.own_checks import TWO_LOOPS, EarlierModels, FirstSamples, FirstValues, FirstWeights
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
 from trainables.reports import READY, Ended, Event
@@ -46,6 +46,7 @@ class OwnResident:
         self.meter = LiveBytes()
         self.first_weights = FirstWeights()
         self.first_samples = FirstSamples()
+        self.first_values = FirstValues(workload.train)
         self.earlier_models = EarlierModels()
         self.kept_bytes: int | None = None
         """Bytes that the module itself holds on the device: those left after its first training."""
@@ -168,7 +169,7 @@ class Counted:
         self._share = 1.0
         """The weight of the mean loss of this process's part of a micro-batch; 1 if there is one process."""
         self._called_at: dict[torch.optim.Optimizer, int] = {}
-        """The samples that had been taken when `backward` was called last, for each optimiser."""
+        """The samples that had been taken when `backward` added gradients last, for each optimiser."""
         self._pending: set[torch.optim.Optimizer] = set()
         """The optimisers that have gradients of a part of a batch."""
         self._turn: object = None
@@ -357,6 +358,8 @@ class Counted:
             self._unwatch()
         if not self._is_forward_over:
             self.before_step()
+        if (self._called_at or self._is_on_host) and state.samples not in self._called_at.values() and state.lacked:
+            raise torch.OutOfMemoryError("train(run) caught the error of a lack of memory, and left the batch out")
         if self._is_closed:
             state.ranks.stepped()
             self._warm_up.ends(state.steps)  # a skipped step prolongs the warm-up here, too

@@ -1,8 +1,5 @@
 """A custom loop, `def train(run)` in a file, as a training that reports the same events as the contract's loop.
 
-    state = prepare(resident, config, plan)
-    train(state, hear)                   # hear(Window | Evaluation), see `reports`
-
 The user's function runs in the thread that calls `train`, and its calls of `run` report. Once the training is over,
 they raise `Ended`, so that the function's `finally` and `with` blocks are left in order.
 """
@@ -115,6 +112,7 @@ def _call(state: OwnState, report: Report) -> None:
     try:
         try:
             seed_everything(state.config.seed)
+            state.resident.first_values.restore()
             with run.kernels(), torch.enable_grad():  # an end may come where their code has turned gradients off
                 state.workload.train(run)
             run.finished()

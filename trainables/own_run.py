@@ -1,15 +1,5 @@
 """`run`, the argument of a custom loop: gives the values of knobs, counts, times and ends the loop, takes its reports.
 
-    def train(run):
-        loader = DataLoader(train_set, shuffle=True, **run.loader())
-        model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=run["learning_rate"]))
-        for batch in run.batches(loader):
-            with run.autocast():
-                loss = loss_of(model, batch)
-            run.backward(loss, optimizer)
-            if run.evaluate_now:
-                run.report(accuracy=evaluate(model))
-
 `run` records which knobs the loop reads: searching a knob that the loop never reads would be without effect.
 """
 
@@ -216,6 +206,8 @@ class Run(Counted):
                 self.passed()
                 if self._has_stepped and state.samples >= self._horizon:
                     break
+            else:
+                own_checks.require_count(source, samples, state.samples - before)
             is_iterator = epoch is loader
             del epoch  # its workers end before the code that follows the epoch
             if shown:
@@ -300,13 +292,13 @@ class Run(Counted):
             self._rescale()
         if self._called_at.get(stepped) == self._state.samples:
             own_checks.require_one_loss(stepped, accumulation, again=again)
-        self._called_at[stepped] = self._state.samples
         if stepped in self._pending and not own_checks.has_gradients(stepped):
             raise own_checks.cleared(stepped)
         inputs = None if len(others) == 1 else [p for g in stepped.param_groups for p in g["params"] if p.requires_grad]
         part = loss * (self._share / accumulation) if accumulation != 1 or self._share != 1.0 else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
         self.saw_loss(loss)
+        self._called_at[stepped] = self._state.samples
         waits, forgets = self._step_settings
         if waits:
             loss.detach().item()

@@ -81,6 +81,7 @@ class RunState:
     epoch: int = 0
     micro_batches_done: int = 0
     """Within the epoch."""
+    ooms_before: int = 0
     first_step_at: float = 0.0
     """Unix seconds at which the first micro-batch was asked for; 0 before."""
     last_step_at: float = 0.0
@@ -115,6 +116,12 @@ class RunState:
     def live_bytes(self) -> int:
         """Returns the bytes of live tensors; on the CPU only those that were counted."""
         return self.meter.live_bytes if self.meter is not None else torch.cuda.memory_allocated(self.device)
+
+    @property
+    def lacked(self) -> bool:
+        """Returns whether an allocation was refused in this training."""
+        ooms = self.meter.wanted_bytes if self.meter else torch.cuda.memory_stats(self.device).get("num_ooms", 0)
+        return bool(ooms > self.ooms_before)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -167,6 +174,7 @@ def counted(state: RunState, meter: LiveBytes) -> None:
     """Starts counting the peak memory of a training: by CUDA's allocator, or on a CPU by the process's `meter`."""
     if state.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(state.device)
+        state.ooms_before = torch.cuda.memory_stats(state.device).get("num_ooms", 0)
     else:
         state.meter = meter
         meter.begin(state.plan.cap_bytes)

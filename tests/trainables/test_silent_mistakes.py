@@ -38,32 +38,47 @@ def train(run):
         if run.evaluate_now:
             run.report(error=1.0)
 """
-SCHEDULED = """
+
+
+NET = "net, optimizer = made(run)"
+
+
+def loop(
+    lines: str, first: str = "", *, net: str = NET, data: str = "DataLoader(DATA, **run.loader())", head: str = ""
+) -> str:
+    """A custom loop: `head` of the module, `net` and `first` of the function, and `lines` for each batch."""
+    return f"""{head}
 def train(run):
-    net, optimizer = nn.Linear(4, 1), None
-    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)
-    run.prepare(net, optimizerSHOWN)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        run.backward(loss_of(net, batch), optimizer)
-        STEP
+    {net}
+    {first}
+    for batch in run.batches({data}):
+        {lines}
         if run.evaluate_now:
             run.report(error=1.0)
 """
+
+
+BACK = "run.backward(loss_of(net, batch), optimizer)"
+
+
+def scheduled(step: str, shown: str = "") -> str:
+    first = "schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)"
+    return loop(f"{BACK}\n        {step}", f"{first}; {shown}")
 
 
 BY_TURNS = "turns = locals().get('turns', 1) + 1; optimizer.param_groups[0]['lr'] = run['learning_rate'] / turns"
-AVERAGED = """
-def train(run):
-    net, optimizer = made(run)
-    average = torch.optim.swa_utils.AveragedModel(net)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        stepped = run.backward(loss_of(net, batch), optimizer)
-        if STEPPED:
-            average.update_parameters(net)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+UPDATES = (
+    "average.update_parameters(net)",
+    "[a.data.mul_(0.9).add_(p.data, alpha=0.1) for a, p in zip(average.parameters(), net.parameters())]",
+    "average = {name: 0.9 * p.data for name, p in net.named_parameters()}",
+    "[p.data.mul_(1 - run['learning_rate']) for p in net.parameters()]",
+)
+SCALED = "class Scaled(nn.Module):\n    def forward(self, weight):\n        return 0.5 * weight\n"
+
+
+def averaged(line: str, when: str = "True") -> str:
+    first = "average = torch.optim.swa_utils.AveragedModel(net)"
+    return loop(f"stepped = {BACK}\n        if {when}: {line}", first, head=SCALED)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +86,13 @@ def train(run):
     [
         (TWO_NETS.replace("COUNTER", "i"), "run.batch counts batches"),
         (TWO_NETS.replace("COUNTER", "run.batch"), ""),
-        (SCHEDULED.replace("SHOWN", "").replace("STEP", "schedule.step()"), "give it to run.prepare"),
-        (SCHEDULED.replace("SHOWN", ", schedule").replace("STEP", ""), ""),
-        (SCHEDULED.replace("SHOWN", "").replace("STEP", BY_TURNS), "counts micro-batches"),
-        (SCHEDULED.replace("SHOWN", "").replace("STEP", f"if run.ends_batch: {BY_TURNS}"), ""),
-        (AVERAGED.replace("STEPPED", "True"), "averaged weights were updated"),
-        (AVERAGED.replace("STEPPED", "stepped"), ""),
+        (scheduled("schedule.step()"), "give it to run.prepare"),
+        (scheduled("", "run.prepare(net, schedule)"), ""),
+        (scheduled(BY_TURNS), "counts micro-batches"),
+        (scheduled(f"if run.ends_batch: {BY_TURNS}"), ""),
+        *((averaged(line), "changes weights") for line in UPDATES),
+        *((averaged(line, "stepped"), "") for line in UPDATES),
+        (averaged("Scaled()(net.weight.data)"), ""),
     ],
 )
 def test_loop_that_counts_micro_batches_is_told(script: Any, body: str, why: str) -> None:
@@ -95,16 +111,6 @@ def test_run_batch_is_the_same_for_all_micro_batches(script: Any, micro: int) ->
     assert workload.train.__globals__["SEEN"] == [n for n in range(8) for _ in range(16 // micro)]
 
 
-LOSSES = """
-def train(run):
-    net, optimizer = made(run)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        LINES
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -116,7 +122,7 @@ def train(run):
 @pytest.mark.parametrize("micro", [4, 16])
 def test_two_losses_of_one_batch_are_refused(script: Any, lines: str, micro: int) -> None:
     with pytest.raises(LoopError, match="add them"):
-        events(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=micro)
+        events(script(loop(lines)), PLAN, micro_batch_size=micro)
 
 
 @pytest.mark.parametrize(("micro", "why"), [(16, ""), (8, "whole batches")])
@@ -124,9 +130,12 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
     lines = (
         "[run.backward(loss_of(net, batch), optimizer, again=True) for _ in range(3)]\n        SEEN.append(optimizer)"
     )
-    workload = script(LOSSES.replace("LINES", lines))
+    workload = script(loop(lines))
     with pytest.raises(LoopError, match=why) if why else nullcontext():
         assert events(workload, PLAN, micro_batch_size=micro)[-1].samples == 128
+
+
+RARE = "w = 1 + 99 * (batch[2] == 200); run.backward((w * net(batch[0])[:, 0]).sum() / w.sum(), optimizer)"
 
 
 @pytest.mark.parametrize(
@@ -136,31 +145,22 @@ def test_several_steps_on_one_batch_are_said(script: Any, micro: int, why: str) 
         ("run.backward(loss_of(net, batch) / run.accumulation, optimizer)", "do not divide it by run.accumulation"),
         ("run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "a mean loss, not a sum"),
         ("run.backward(loss_of(net, batch), optimizer) and optimizer.zero_grad()", ""),
+        (RARE, "by class"),
         ("run.backward((1 + (run.progress > 0.5)) * loss_of(net, batch), optimizer)", ""),
     ],
 )
-def test_gradients_that_are_not_those_of_the_batch_are_named(script: Any, lines: str, why: str) -> None:
-    state = prepared(script(LOSSES.replace("LINES", lines)), PLAN, micro_batch_size=16)
+def test_gradients_that_are_not_those_of_the_batch_are_named(
+    script: Any, lines: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds, "QUICK_S", 60.0)  # on a slow machine, too
+    many = "DATA = TensorDataset(*(torch.cat(8 * [t]) for t in (X, X.sum(1))), torch.arange(512))\n"
+    state = prepared(script(loop(lines, head=many)), PLAN, micro_batch_size=16)
     own_loop.train(state)
     found = kinds.differing(state.resident, state.config, {"micro_batch_size": 4})
     assert found.keys() == ({"micro_batch_size"} if why else set())
     assert re.search(why, found.get("micro_batch_size", ""))
 
 
-FULL = """
-KEPT = []
-
-def train(run):
-    net, optimizer = nn.Linear(4, 1), None
-    KEEPS
-    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
-    run.prepare(net, optimizer)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            EVALUATES
-            run.report(error=1.0)
-"""
 FILLS = "raise torch.OutOfMemoryError('full')"
 
 
@@ -180,9 +180,16 @@ def thrice(state: OwnState) -> None:
     ids=["evaluation", "models", "graphs", "neither"],
 )
 def test_memory_that_no_micro_batch_frees_is_named(script: Any, keeps: str, evaluates: str, why: str) -> None:
-    state = prepared(script(FULL.replace("KEEPS", keeps).replace("EVALUATES", evaluates)), PLAN)
+    state = prepared(script(loop(f"{BACK}\n        if run.evaluate_now: {evaluates}", keeps, head="KEPT = []\n")), PLAN)
     with pytest.raises(LoopError if why else torch.OutOfMemoryError, match=why or "full"):
         thrice(state)
+
+
+def test_batch_that_the_loop_leaves_out_for_want_of_memory_is_no_batch(script: Any) -> None:
+    skips = "try: torch.zeros(run.batch << 20)\n        except RuntimeError: continue"
+    state = prepared(script(loop(f"{skips}\n        {BACK}")), Plan(128, (128,), cap_bytes=1 << 21))
+    with pytest.raises(torch.OutOfMemoryError, match="left the batch out"):
+        own_loop.train(state)
 
 
 @pytest.mark.parametrize(
@@ -217,34 +224,11 @@ def train(run):
 
 
 @pytest.mark.parametrize("other", ["run.batches(loader)", "loader"])
-def test_two_loops_over_training_data_are_refused(script: Any, other: str) -> None:
-    workload = script(f"""
-def train(run):
-    loader = DataLoader(DATA, **run.loader())
-    net, optimizer = made(run)
-    for batch in run.batches(loader):
-        run.backward(loss_of(net, batch) + sum(loss_of(net, other) for other in {other}), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-""")
-    with pytest.raises(LoopError, match="two loops") if "run" in other else nullcontext():
-        events(workload, PLAN)
-
-
-@pytest.mark.parametrize("other", ["run.batches(loader)", "loader"])
-def test_batches_of_two_loaders_are_counted_once(script: Any, other: str) -> None:
-    workload = script(f"""
-import itertools
-
-def train(run):
-    loader = DataLoader(DATA, **run.loader())
-    net, optimizer = made(run)
-    others = itertools.cycle({other})
-    for batch in run.batches(loader):
-        run.backward(loss_of(net, batch) + loss_of(net, next(others)), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-""")
+@pytest.mark.parametrize("more", ["sum(loss_of(net, one) for one in OTHER)", "loss_of(net, next(others))"])
+def test_two_loops_over_training_data_are_refused(script: Any, other: str, more: str) -> None:
+    lines = f"run.backward(loss_of(net, batch) + {more.replace('OTHER', other)}, optimizer)"
+    first = f"loader = DataLoader(DATA, **run.loader()); others = itertools.cycle({other})"
+    workload = script(loop(lines, first, data="loader", head="import itertools"))
     with pytest.raises(LoopError, match="two loops") if "run" in other else nullcontext():
         events(workload, PLAN)
 
@@ -311,6 +295,14 @@ def test_graphs_of_a_stream_are_counted_by_their_labels() -> None:
         assert counts.of(graphs, 0) == size
 
 
+@pytest.mark.parametrize(("told", "why"), [(64, "had 16 samples"), (20, "")])
+def test_epoch_that_counts_other_samples_than_told_is_refused(script: Any, told: int, why: str) -> None:
+    edges = "[(torch.zeros(2, 9), X[i : i + 8]) for i in range(0, 64, 8)]"
+    lines = "run.backward(net(batch[1]).mean(), optimizer)"
+    with pytest.raises(LoopError, match=why) if why else nullcontext():
+        events(script(loop(lines, data=f"DataLoader({edges}, batch_size=None), samples={told}")), PLAN)
+
+
 class Records(Dataset[torch.Tensor]):
     """Numbers in a file, read through one handle, or one that each process opens."""
 
@@ -372,13 +364,6 @@ class Records(torch.utils.data.Dataset):
 
 def opens(worker):
     torch.utils.data.get_worker_info().dataset.file = open(__file__, "rb")
-
-def train(run):
-    net, optimizer = made(run)
-    for batch in run.batches(DataLoader(Records(), worker_init_fn=INIT, **run.loader())):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
 """
 
 
@@ -388,7 +373,11 @@ def train(run):
 )
 def test_open_file_is_not_handed_to_loader_processes(script: Any, init: str, workers: int, why: str) -> None:
     with pytest.raises(LoopError, match=why) if why else nullcontext():
-        events(script(OPENS.replace("INIT", init)), PLAN, num_workers=workers)
+        events(
+            script(loop(BACK, head=OPENS, data=f"DataLoader(Records(), worker_init_fn={init}, **run.loader())")),
+            PLAN,
+            num_workers=workers,
+        )
 
 
 class Noisy(Dataset[torch.Tensor]):
@@ -425,6 +414,20 @@ class OfNumPy(Noisy):
         return torch.tensor(np.random.rand()) + index
 
 
+def seeds_alike(worker: int) -> None:
+    np.random.seed(42 + worker)
+
+
+class Kept(Noisy):
+    """Samples that are kept as they were drawn first."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._kept.setdefault(index, super().__getitem__(index))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_copies_of_a_generator_are_told_from_seeded_ones(workers: int) -> None:
     before = np.random.get_state()[1].tolist()  # type: ignore[index]
@@ -433,6 +436,9 @@ def test_copies_of_a_generator_are_told_from_seeded_ones(workers: int) -> None:
     assert reads_differ(Draws(counts=False), workers) == loader_check.COPIES
     assert reads_differ(Draws(counts=True), workers) == loader_check.COPIES
     assert not reads_differ(Draws(counts=False), workers, seeds_its_own)
+    assert reads_differ(OfNumPy(), workers, seeds_alike) == loader_check.COPIES
+    assert reads_differ(Kept(), workers) == loader_check.KEPT
+    assert reads_differ(Stream(cut="epochs"), workers) == loader_check.COPIES
     assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
 
 
@@ -440,13 +446,14 @@ class Stream(IterableDataset[tuple[str, torch.Tensor]]):
     """Texts and numbers, which each process reads whole, or its share of."""
 
     def __init__(self, *, cut: str) -> None:
-        self._cut = cut
+        self._cut, self._epoch = cut, 0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         info = get_worker_info()
         part, parts = (info.id, info.num_workers) if info else (0, 1)
-        numbers = range(400)
+        numbers, self._epoch = range(400), self._epoch + 1
         cuts = {"": numbers, "in turns": numbers[part::parts], "halves": numbers[part * 400 // parts :][: 400 // parts]}
+        cuts["epochs"] = range(self._epoch + part, 400, parts)
         return ((str(n), torch.tensor(n // 2)) for n in cuts[self._cut])
 
 
@@ -457,24 +464,12 @@ def test_stream_that_every_process_reads_whole_is_told_from_a_sharded_one() -> N
     assert not reads_differ(Stream(cut=""), 1)
 
 
-KEPT = """
-NET = nn.Linear(4, 1)
-
-def train(run):
-    FIRST
-    net = NET if KEEPS else nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
-    run.prepare(net, optimizer)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+OF_MODULE = "run.prepare(net := OF_ALL, optimizer := torch.optim.SGD(net.parameters(), lr=run['learning_rate']))"
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
-    state = prepared(script(KEPT.replace("KEEPS", str(keeps)).replace("FIRST", "")), PLAN)
+    state = prepared(script(loop(BACK, net=OF_MODULE if keeps else NET, head="OF_ALL = nn.Linear(4, 1)\n")), PLAN)
     own_loop.train(state)
     again = state.config.with_knobs(learning_rate=0.05)
     with pytest.raises(LoopError, match="module level") if keeps else nullcontext():
@@ -512,7 +507,7 @@ def train(run):
     [
         ("data = Scaled()", {}, "other samples than in an earlier training"),
         ("SCALE[0] = 0; data = Scaled()", {}, ""),
-        ("X.sub_(1)", {}, "other samples than in an earlier training"),
+        ("X.sub_(1)", {}, ""),
         ("SCALE[0] = 0; data = Scaled()", {"num_workers": 1, "persistent_workers": True}, "after an epoch"),
         ("[p.data.copy_(v) for p, v in zip(NET.parameters(), FIRST)]; net, optimizer = NET, ADAM", {}, "the state of"),
         ("optimizer = torch.optim.LBFGS(net.parameters())", {}, "takes a closure"),
@@ -524,11 +519,19 @@ def test_what_a_training_leaves_behind_is_told(script: Any, lines: str, knobs: d
         thrice(state)
 
 
+def test_training_begins_with_the_first_values_of_its_module(script: Any) -> None:
+    counts = "global BEST; BEST += 1; BANK[0] += 1; run.report(error=BEST + float(BANK[0]))"
+    state = prepared(script(loop(f"{BACK}\n        {counts}", head="BEST, BANK = 0.0, torch.zeros(2)\n")), PLAN)
+    own_loop.train(state)
+    own_loop.train(again := own_loop.prepare(state.resident, state.config, PLAN))
+    assert again.last_report == state.last_report
+
+
 @pytest.mark.parametrize("leaves", ["set_default_dtype(torch.float64)", "set_grad_enabled(False)"])
 def test_setting_of_a_training_is_not_left_to_the_next(script: Any, leaves: str) -> None:
     once = f"SEEN or (torch.{leaves}, torch.set_num_threads(7)); SEEN.append(0)"
     threads = torch.get_num_threads()
-    state = prepared(script(KEPT.replace("KEEPS", "False").replace("FIRST", once)), PLAN)
+    state = prepared(script(loop(BACK, net=f"{once}; {NET}")), PLAN)
     with pytest.raises(RuntimeError):  # float64 weights and float32 data, or no gradients
         own_loop.train(state)
     own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trainables import garbage, own_loop
+from trainables import garbage, own_checks, own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import Scalar
 from trainables.own_count import OwnResident, OwnState
@@ -118,7 +118,7 @@ def _tried(
         return time.monotonic() > until or bool(reported and state.steps > 1)  # at a second step more is seen
 
     try:
-        with torch.compiler.set_stance("force_eager"):  # what is tried is thrown away
+        with own_checks.Calls(own_checks.require_gradients, state), torch.compiler.set_stance("force_eager"):
             own_loop.train(state, heard)
     except Diverged as diverged:
         if not state.steps or (LOSS in str(diverged) and state.config.knobs.amp_dtype == "fp32"):

@@ -25,6 +25,8 @@ _HINTS = (
     (r"default_collate: batch must contain|each element in list of batch should be of equal", "types"),
     (r"grad can be implicitly created only for scalar outputs", "mean"),
     (r"does not require grad and does not have a grad_fn", "graph"),
+    (r"backward through the graph a second time", "twice"),
+    (r"does not tell how many samples it has", "samples"),
     (r"optimizer got an empty parameter list", "parameters"),
     (r"Torch not compiled with CUDA|No CUDA GPUs|on the same device|same device type", "device"),
     (r"cuda\.\w+Tensor.* should be the same", "device"),
@@ -43,6 +45,8 @@ _REMEDIES = {
     "in a loop of your own, DataLoader(collate_fn=...)",
     "mean": "`loss` must be a mean, shape (): loss.mean()",
     "graph": "`loss` must come from the model's output, without .detach(), .item() or no_grad()",
+    "twice": "give weights with one loss to one optimiser, in two groups; `.detach()` what goes on to the next batch",
+    "samples": "give the DataLoader a batch_size, or a batch a tensor first that has a row for each sample",
     "parameters": "`model` must return a module with a parameter that requires grad",
     "device": "the loop moves model and batches to the device: leave out .cuda() and .to(), and make new tensors with "
     "device=batch.device",
@@ -85,6 +89,7 @@ def error_of(failed: Failed, workload: str) -> TuningError:
     said = f"{failed.kind}: {failed.text}".strip()
     if failed.outcome not in (Outcome.CRASH, Outcome.DATA):
         remedy = "a smaller model, or more memory: of other programs, or by card.memory_gib if that was typed"
+        remedy = "no micro-batch fits: " * (failed.outcome == Outcome.OOM) + remedy
         if failed.kind == "CacheTooLarge":
             remedy = "knobs.ram_cache=false, or a larger search.max_time"
         what = f"the workload cannot be loaded or measured: {said}"

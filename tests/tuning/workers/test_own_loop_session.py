@@ -226,14 +226,16 @@ def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
     assert any("sets a seed of its own" in sentence for sentence in said)
 
 
-def test_a_scheduler_that_is_stepped_twice_is_told_before_anything_is_measured(session: Any) -> None:
-    body = PLAIN.replace(
-        "net, optimizer = made(run)",
-        """net, optimizer = made(run)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    run.prepare(net, optimizer, schedule)""",
-    ).replace("            if run.ev", "            schedule.step()\n            if run.ev")
-    with pytest.raises(LoopError, match="so do lines of your own"):
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [("schedule.step()", "so do lines of"), ("nn.utils.clip_grad_norm_(net.parameters(), 1)", "max_norm")],
+)
+def test_a_step_that_is_taken_or_clipped_twice_is_told_before_anything_is_measured(
+    session: Any, line: str, why: str
+) -> None:
+    schedule = "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1); run.prepare(net, optimizer, schedule)"
+    body = PLAIN.replace("    try:", f"    {schedule}\n    try:").replace("if run.ev", f"{line}\n            if run.ev")
+    with pytest.raises(LoopError, match=why):
         session(body).describe({**KNOBS, "micro_batch_size": 16})
 
 
