@@ -71,7 +71,7 @@ class FunctionProbes:
         """Returns what was seen of a run that ended when `is_over` said so, and how it ran out of memory, if it did."""
         failed: dict[str, Any] = {}
         torch.manual_seed(0)
-        with StepMeter(self.cap_bytes, is_over) as meter:
+        with StepMeter(self.cap_bytes, is_over=is_over) as meter:
             try:
                 self.train(dict(self.space.config(knobs)))
             except ProbeEnds:

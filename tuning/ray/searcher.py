@@ -80,9 +80,9 @@ class KnownSpeedSearcher(Searcher):
     """Searches for the fastest configuration whose `metric` is as good as that of the `reference`.
 
     `measure` is called first: it learns what fits, and how fast it is. Then the reference is trained, and after it only
-    what fits and is expected to be faster than the best so far; a Gaussian process tells what may be as good. It ends by
-    itself if nothing is worth a training; `num_samples` is the most trials. `stop_reason` says why, and `best` what was
-    found. It needs trials that are `measured`. Tune saves and restores it with the experiment.
+    what fits and is expected to be faster than the best so far; a Gaussian process tells what may be as good. It ends
+    if nothing is worth a training, or after `num_samples`; `stop_reason` says why, `best` what was found. It needs
+    trials that are `measured`. Tune saves and restores it with the experiment.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class KnownSpeedSearcher(Searcher):
         task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)(measuring.measure)
         try:
             asked = (train, cap_bytes, self._space, self._study, self._reference, limit_s)
-            self._lines = ray.get(task.remote(*asked))
+            lines = ray.get(task.remote(*asked))
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.RayError as error:
@@ -149,7 +149,11 @@ class KnownSpeedSearcher(Searcher):
             raise PreflightError(
                 what, remedy="a smaller largest batch size, or cap_bytes= below what is free"
             ) from error
-        self._journal = self._search = None
+        self.learn(lines)
+
+    def learn(self, lines: bytes) -> None:
+        """Takes the journal of a measurement, as `measuring.measure` returns it; raises ConfigError without a speed."""
+        self._lines, self._journal, self._search = lines, None, None
         probes = self.journal.run.probes
         if not any(probe.samples_per_s for probe in probes):
             why = probes[0].message if probes else "nothing of the space fits"
@@ -221,7 +225,7 @@ class KnownSpeedSearcher(Searcher):
         At a rung it stops if it is behind the reference's curve by more than others made up for, or clearly slower than
         the best was when it began. Raises ConfigError for a result that `tuning.ray.report` did not make.
         """
-        live, search = self._live.get(trial_id), self._searching()
+        search, live = self._searching(), self._live.get(trial_id)
         if live is None or self._outcome(result) != Outcome.OK:
             return True  # it ends by itself
         state = self._state(result, str(Outcome.OK))
@@ -238,7 +242,7 @@ class KnownSpeedSearcher(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Takes how a trial ended: an OOM is a constraint by the bytes that it was over."""
-        live, search = self._live.pop(trial_id, None), self._searching()
+        search, live = self._searching(), self._live.pop(trial_id, None)
         if live is None:
             return
         if error or not result:

@@ -36,13 +36,15 @@ class ProbeEnds(BaseException):
 class StepMeter:
     """Follows the training inside `with`: its optimiser steps, the seconds between them, its peak bytes.
 
-    `cap_bytes` is what tensors may take: a CUDA device is limited to it, on a CPU a card of that size is emulated. None:
-    the device's own limit. A probe ends as soon as `is_over` says so after a step; None for a trial. Of several
-    optimisers the first counts.
+    `cap_bytes` is what tensors may take: a CUDA device is limited to it, on a CPU a card of that size is emulated; None
+    is the device's own limit. A step has `batch_size` samples. A probe ends as soon as `is_over` says so after a step;
+    None for a trial. Of several optimisers the first counts.
     """
 
-    def __init__(self, cap_bytes: int | None, is_over: Callable[[StepMeter], bool] | None = None) -> None:
-        self.cap_bytes, self.is_probe = cap_bytes, is_over is not None
+    def __init__(
+        self, cap_bytes: int | None, batch_size: int = 1, is_over: Callable[[StepMeter], bool] | None = None
+    ) -> None:
+        self.cap_bytes, self.batch_size, self.is_probe = cap_bytes, batch_size, is_over is not None
         self.steps, self.between_s = 0, list[float]()
         self.floor_bytes = 0
         """The bytes of parameters and optimiser state."""
@@ -75,6 +77,12 @@ class StepMeter:
     def pause(self) -> None:
         """Leaves the time until the next step out: an evaluation, or a report."""
         self._last_s = 0.0
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Returns the mean speed without the first step, and without what was paused; None before two steps."""
+        spent_s = sum(self.between_s)
+        return self.batch_size * len(self.between_s) / spent_s if spent_s else None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -145,9 +153,9 @@ def parts_of(trainable: Any) -> tuple[Train, int | None]:
 def report(metrics: Mapping[str, Any], *, checkpoint: tune.Checkpoint | None = None) -> None:
     """Reports to Tune as `tune.report` does, with `samples_per_s`, `peak_bytes` and the outcome "ok" beside.
 
-    The speed is of training alone: without the first step, and without what lies between a report and the last step
-    before it. It is in steps a second if the space has no batch size. A probe reports nothing. Raises ConfigError outside
-    of a function that is `measured`.
+    The speed is of training alone: what lies between a report and the last step before it, such as an evaluation, is
+    left out. It is in steps a second if the space has no batch size. A probe reports nothing. Raises ConfigError
+    outside of a function that is `measured`.
     """
     meter: StepMeter | None = getattr(_here, "meter", None)
     if meter is None:
@@ -156,19 +164,16 @@ def report(metrics: Mapping[str, Any], *, checkpoint: tune.Checkpoint | None = N
             what, allowed="a call in train(config), in its own thread", remedy="@measured above def train"
         )
     if not meter.is_probe:
-        spent_s = sum(meter.between_s)
-        per_s = _here.batch_size * len(meter.between_s) / spent_s if spent_s else None
-        more = {"outcome": str(Outcome.OK), "samples_per_s": per_s, "peak_bytes": meter.peak_bytes}
-        tune.report({**metrics, **more}, checkpoint=checkpoint)
+        speed = {"samples_per_s": meter.samples_per_s, "peak_bytes": meter.peak_bytes}
+        tune.report({**metrics, "outcome": str(Outcome.OK), **speed}, checkpoint=checkpoint)
     meter.pause()
 
 
 def _run(train: Train, cap_bytes: int | None, config: dict[str, Any]) -> None:
     own = dict(config)
     asked = own.pop(KEY, {})
-    _here.batch_size = asked.get("batch_size", 1)
     failed: dict[str, Any] = {}
-    with StepMeter(cap_bytes) as meter:
+    with StepMeter(cap_bytes, asked.get("batch_size", 1)) as meter:
         try:
             train(own)
         except Exception as error:
