@@ -65,7 +65,7 @@ def tuner(trainable: Any, seconds: float, search: Any, scheduler: Any, folder: s
 def by_parts(seed: int, seconds: float, folder: str) -> dict[str, Any]:
     """Returns what our parts started, refused and picked."""
     began = time.monotonic()
-    trainable = measured(my_tune.train, cap_bytes=my_tune.CAP_BYTES)
+    trainable = measured(my_tune.train, metric="accuracy", cap_bytes=my_tune.CAP_BYTES)
     searcher = KnownSpeedSearcher(my_tune.SPACE, "accuracy", "max", reference=my_tune.TODAY, seed=seed)
     searcher.measure(trainable, limit_s=MEASURE_S)
     measured_s = time.monotonic() - began
@@ -109,12 +109,13 @@ def _started(results: tune.ResultGrid) -> dict[str, Any]:
     trials = []
     for one in results:
         told = one.metrics or {}
-        config = {name: value for name, value in (one.config or {}).items() if name != "cardtune"}
         known = {name: told.get(name) for name in ("accuracy", "samples_per_s", "outcome")}
         if isinstance(known["accuracy"], float) and math.isnan(known["accuracy"]):
             known["accuracy"] = None
         said = str(one.error).strip().splitlines()[-1][:160] if one.error else ""
-        trials.append({"config": config, "epochs": told.get("training_iteration", 0), "error": said, **known})
+        trials.append(
+            {"config": dict(one.config or {}), "epochs": told.get("training_iteration", 0), "error": said, **known}
+        )
     return {"trials": trials, "errors": results.num_errors}
 
 

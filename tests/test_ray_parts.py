@@ -57,15 +57,20 @@ def lines() -> bytes:
     return measured_here(SPACE, TODAY)
 
 
-def measured_here(space: dict[str, Any], today: dict[str, Any]) -> bytes:
+def steady(config: dict[str, Any]) -> None:
+    train({**config, "leak": 0})
+
+
+def measured_here(space: dict[str, Any], today: dict[str, Any], function: Any = train) -> bytes:
     parsed = TuneSpace.parse(space, (), ())
     study = {"objectives": {"loss": "min"}, "knobs": parsed.space.table.as_raw(), "config": {}}
-    return measure(train, CAP_BYTES, parsed, study, parsed.knobs(today), 20.0)
+    return measure(function, CAP_BYTES, parsed, study, parsed.knobs(today), 20.0)
 
 
-def result(config: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The last result of a trial that came to its end: speed by its sizes, and the loss by its learning rate."""
-    per_s = 1000.0 * config["batch_size"] / config["width"]
+def result(own: KnownSpeedSearcher, config: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The last result of a trial that came to its end: the speed of its probe, and the loss by its learning rate."""
+    speeds = {(p.config["batch_size"], p.config["width"]): p.samples_per_s for p in own.journal.run.probes}
+    per_s = speeds[config["batch_size"], config["width"]]
     told = {"loss": abs(config["lr"] - 1e-2), "samples_per_s": per_s, "peak_bytes": CAP_BYTES // 2, "outcome": "ok"}
     return {**told, "training_iteration": 3, "time_total_s": 1.0, "done": True, **more}
 
@@ -75,7 +80,7 @@ def test_what_cannot_fit_is_not_suggested_and_what_is_suggested_is_faster(lines:
     own.learn(lines)
     suggested = list[dict[str, Any]]()
     while len(suggested) < 12 and (config := own.suggest(f"id{len(suggested)}")) != "FINISHED":
-        own.on_trial_complete(f"id{len(suggested)}", result(config))
+        own.on_trial_complete(f"id{len(suggested)}", result(own, config))
         suggested.append({name: config[name] for name in SPACE})
     speeds = {(p.config["batch_size"], p.config["width"]): p.samples_per_s or 0.0 for p in own.journal.run.probes}
     assert suggested[0] == TODAY
@@ -107,10 +112,10 @@ def test_the_cells_that_are_refused_are_those_that_run_out_of_memory(lines: byte
 def test_an_oom_is_a_constraint_with_its_bytes(lines: bytes) -> None:
     own = searcher()
     own.learn(lines)
-    own.on_trial_complete("id0", result(own.suggest("id0") and TODAY))
+    own.on_trial_complete("id0", result(own, own.suggest("id0")))
     config = own.suggest("id1")
     oom = {"loss": float("nan"), "outcome": "oom", "wanted_bytes": 5 * MIB, "message": "out of memory"}
-    own.on_trial_complete("id1", result(config, **oom))
+    own.on_trial_complete("id1", result(own, config, **oom))
     end = own.journal.run.ended[-1]
     assert (end.outcome, end.wanted_bytes, end.cap_bytes) == ("oom", 5 * MIB, CAP_BYTES)
     seen = {config["batch_size"], config["width"]}
@@ -119,20 +124,20 @@ def test_an_oom_is_a_constraint_with_its_bytes(lines: bytes) -> None:
         if later == "FINISHED":
             break
         assert not (later["width"] == config["width"] and later["batch_size"] >= config["batch_size"]), seen
-        own.on_trial_complete(f"id{number}", result(later))
+        own.on_trial_complete(f"id{number}", result(own, later))
 
 
 def test_a_restored_search_goes_on_as_it_would_have(lines: bytes, tmp_path: Path) -> None:
     own = searcher()
     own.learn(lines)
     for number in range(3):
-        own.on_trial_complete(f"id{number}", result(own.suggest(f"id{number}")))
+        own.on_trial_complete(f"id{number}", result(own, own.suggest(f"id{number}")))
     running = own.suggest("id3")
     own.save(str(tmp_path / "state"))
     other = searcher()
     other.restore(str(tmp_path / "state"))
     copied = pickle.loads(pickle.dumps(own))  # noqa: S301
-    ends = result(running)
+    ends = result(own, running)
     for one in (own, other, copied):
         one.on_trial_complete("id3", ends)
     suggested = [one.suggest("id4") for one in (own, other, copied)]
@@ -147,18 +152,18 @@ def test_a_trial_stops_where_it_is_behind_or_slow_and_at_its_end(lines: bytes) -
     *ended, behind, slow = configs = [own.suggest(f"id{number}") for number in range(7)]
     assert "FINISHED" not in configs
     for number, config in enumerate(ended):
-        rung = result(config, loss=0.5 + 0.01 * number, training_iteration=3, done=False)
+        rung = result(own, config, loss=0.5 + 0.01 * number, training_iteration=3, done=False)
         assert own.goes_on(f"id{number}", rung)
         assert own.goes_on(f"id{number}", {**rung, "training_iteration": 4})
         end = {**rung, "loss": 0.1 + 0.01 * number, "training_iteration": 9}
         assert not own.goes_on(f"id{number}", end)
         own.on_trial_complete(f"id{number}", {**end, "done": True})
     last = {"training_iteration": 3, "done": False}
-    assert not own.goes_on("id5", result(behind, loss=9.0, **last))
-    assert not own.goes_on("id6", result(slow, loss=0.1, **last, samples_per_s=1.0))
-    assert own.goes_on("id6", {**result(slow), "outcome": "oom"}), "it ends by itself"
+    assert not own.goes_on("id5", result(own, behind, loss=9.0, **last))
+    assert not own.goes_on("id6", result(own, slow, loss=0.1, **last, samples_per_s=1.0))
+    assert own.goes_on("id6", {**result(own, slow), "outcome": "oom"}), "it ends by itself"
     for number, config in ((5, behind), (6, slow)):
-        own.on_trial_complete(f"id{number}", result(config, **last) | {"done": True})
+        own.on_trial_complete(f"id{number}", result(own, config, **last) | {"done": True})
     outcomes = {end.trial: end.outcome for end in own.journal.run.ended}
     assert list(outcomes.values()) == ["ok"] * 5 + ["stopped"] * 2
     assert "slower than the best" in own.journal.run.ended[-1].message
@@ -187,7 +192,13 @@ def test_what_is_used_wrongly_is_said_once(lines: bytes) -> None:
     with pytest.raises(ConfigError, match="outside of a measured function"):
         report({"loss": 1.0})
     with pytest.raises(ConfigError, match="cap_bytes=0"):
-        measured(train, cap_bytes=0)
+        measured(train, metric="loss", cap_bytes=0)
+    with pytest.raises(ConfigError, match="metric=''"):
+        measured(train)
+    with pytest.raises(ConfigError, match="no function"):
+        measured(3, metric="loss")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"metric='gain'.*the searcher has 'loss'"):
+        searcher().measure(measured(train, metric="gain"))
     with pytest.raises(ConfigError, match="'train' is not measured"):
         parts_of(train)
     with pytest.raises(ConfigError, match="nothing was measured"):
@@ -196,6 +207,11 @@ def test_what_is_used_wrongly_is_said_once(lines: bytes) -> None:
         KnownSpeedSearcher(SPACE, "loss", "most")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_t=0"):
         OomAwareScheduler(searcher(), max_t=0)
+    wide = {"lr": 1e-2, "batch_size": 8, "width": 512}
+    with pytest.raises(ConfigError, match=r"the reference .*512.* could not be measured: .*P\(OOM\)"):
+        KnownSpeedSearcher(SPACE, "loss", "min", reference=wide).learn(measured_here(SPACE, wide))
+    with pytest.raises(ConfigError, match="ended before two optimiser steps"):
+        searcher().learn(measured_here(SPACE, TODAY, lambda config: None))
     own = searcher()
     own.learn(lines)
     own.suggest("id0")
@@ -209,7 +225,19 @@ def cluster() -> Iterator[None]:
         yield
 
 
-def tuner(trainable: Any, own: KnownSpeedSearcher, folder: Path, trials: int) -> tune.Tuner:
+class Ends(tune.Callback):
+    """Ends the driver once, at the first result of the second trial; a file says that it has."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+        if len(trials) > 1 and not self.file.exists():
+            self.file.touch()
+            raise RuntimeError("the driver ends")
+
+
+def tuner(trainable: Any, own: KnownSpeedSearcher, folder: Path, trials: int, *callbacks: Any) -> tune.Tuner:
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -219,7 +247,7 @@ def tuner(trainable: Any, own: KnownSpeedSearcher, folder: Path, trials: int) ->
             max_concurrent_trials=1,
             reuse_actors=True,
         ),
-        run_config=tune.RunConfig(name="parts", storage_path=str(folder), verbose=0),
+        run_config=tune.RunConfig(name="parts", storage_path=str(folder), verbose=0, callbacks=[*callbacks]),
     )
 
 
@@ -229,8 +257,8 @@ def tuner(trainable: Any, own: KnownSpeedSearcher, folder: Path, trials: int) ->
 def test_an_oom_that_no_probe_could_see_ends_its_trial_and_not_its_actor(tmp_path: Path) -> None:
     space = {**SPACE, "leak": [0, 4]}
     own = KnownSpeedSearcher(space, "loss", "min", reference={**TODAY, "leak": 4})
-    trainable = measured(train, cap_bytes=CAP_BYTES)
-    own.measure(trainable, limit_s=10.0)
+    trainable = measured(train, metric="loss", cap_bytes=CAP_BYTES)
+    own.learn(measured_here(space, {**TODAY, "leak": 4}, steady))
     results = tuner(trainable, own, tmp_path, 3).fit()
     assert results.num_errors == 0
     told = [one.metrics or {} for one in results]
@@ -247,12 +275,13 @@ def test_an_oom_that_no_probe_could_see_ends_its_trial_and_not_its_actor(tmp_pat
 def test_tune_restores_an_experiment(tmp_path: Path, lines: bytes) -> None:
     own = searcher()
     own.learn(lines)
-    trainable = measured(train, cap_bytes=CAP_BYTES)
-    first = tuner(trainable, own, tmp_path, 3).fit()
-    restored = tune.Tuner.restore(str(tmp_path / "parts"), trainable=trainable)
-    assert len(restored.get_results()) == len(first) == 3
-    again = restored.fit()
-    assert [one.metrics["trial_id"] for one in again] == [one.metrics["trial_id"] for one in first]  # type: ignore[index]
+    trainable = measured(train, metric="loss", cap_bytes=CAP_BYTES)
+    with pytest.raises(tune.TuneError, match="the driver ends"):
+        tuner(trainable, own, tmp_path, 4, Ends(tmp_path / "ended")).fit()
+    results = tune.Tuner.restore(str(tmp_path / "parts"), trainable=trainable).fit()
+    assert len(results) == 4
+    assert results.num_errors == 0
+    assert all((one.metrics or {})["training_iteration"] == 3 for one in results)
 
 
 @pytest.mark.ray

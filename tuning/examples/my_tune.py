@@ -50,7 +50,7 @@ def train(config):
 
 def main(trials=20, measure_s=30.0):
     """Searches, and prints what was found."""
-    trainable = measured(train, cap_bytes=CAP_BYTES)
+    trainable = measured(train, metric="accuracy", cap_bytes=CAP_BYTES)
     searcher = KnownSpeedSearcher(SPACE, "accuracy", "max", reference=TODAY)
     searcher.measure(trainable, limit_s=measure_s)
     tuner = tune.Tuner(

@@ -18,13 +18,14 @@ from ray.tune.search import Searcher
 
 from trainables.knobs import Scalar
 from tuning.config.errors import ConfigError, PreflightError
+from tuning.journal.events import ProbeRecord, RefusedRecord
 from tuning.journal.records import Journal
 from tuning.memory.groups import guard
 from tuning.memory.guard import MemoryGroup, MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.ray import measuring
 from tuning.ray.spaces import TuneSpace
-from tuning.ray.training import KEY, parts_of
+from tuning.ray.training import parts_of
 from tuning.search.protocols import TrialPlan, TrialRequest, TrialState
 from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.search.selection import rule_of, so_far
@@ -134,10 +135,13 @@ class KnownSpeedSearcher(Searcher):
         """Runs the `measured` function for a few steps at a time, in one Ray task with these resources of a trial.
 
         Memory first, at batch sizes from 2 up, then speeds; what is predicted not to fit is not run. It takes about
-        `limit_s`, and less for a small space. Raises ConfigError if no speed could be measured, PreflightError if the
-        task was lost, and what the function raises.
+        `limit_s`, and less for a small space. Raises ConfigError for what is not `measured` by this metric, what
+        `learn` raises, PreflightError if the task was lost, and what the function raises.
         """
-        train, cap_bytes = parts_of(trainable)
+        train, metric, cap_bytes = parts_of(trainable)
+        if metric != self.metric:
+            what = f"measured(metric={metric!r}), and the searcher has {self.metric!r}"
+            raise ConfigError(what, allowed="one metric", remedy=f"measured(train, metric={self.metric!r})")
         task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)(measuring.measure)
         try:
             asked = (train, cap_bytes, self._space, self._study, self._reference, limit_s)
@@ -152,12 +156,17 @@ class KnownSpeedSearcher(Searcher):
         self.learn(lines)
 
     def learn(self, lines: bytes) -> None:
-        """Takes the journal of a measurement, as `measuring.measure` returns it; raises ConfigError without a speed."""
+        """Takes the journal of a measurement, as `measuring.measure` returns it.
+
+        Raises ConfigError if the reference has no speed, as if it does not fit: nothing could be compared with it.
+        """
         self._lines, self._journal, self._search = lines, None, None
-        probes = self.journal.run.probes
-        if not any(probe.samples_per_s for probe in probes):
-            why = probes[0].message if probes else "nothing of the space fits"
-            raise ConfigError(f"no speed was measured: {why}", remedy="a space that fits, and steps of torch.optim")
+        found = (e for e in self.journal.run.events if isinstance(e, ProbeRecord | RefusedRecord))
+        first = next(found, None)
+        if not isinstance(first, ProbeRecord) or not first.samples_per_s:
+            why = first.message if isinstance(first, ProbeRecord) else "" if first is None else first.reason
+            what = f"the reference {self._space.config(self._reference)} could not be measured: {why}"
+            raise ConfigError(what, allowed="a config that fits and trains", remedy="reference= what you train today")
 
     @property
     def stop_reason(self) -> str:
@@ -216,8 +225,7 @@ class KnownSpeedSearcher(Searcher):
         begun = next(r.fields for r in reversed(self.journal.records) if r.fields.get("trial") == request.trial)
         speeds = (begun.get(name) or 0.0 for name in ("expected_per_s", "pick_per_s"))
         self._live[trial_id] = _Live(request.trial, *speeds)
-        batch_size = request.knobs["batch_size"] if self._space.batch_size else 1
-        return {**self._space.config(request.knobs), KEY: {"metric": self.metric, "batch_size": batch_size}}
+        return self._space.config(request.knobs)
 
     def goes_on(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         """Returns whether a trial goes on after a result, by speed, quality and memory; `OomAwareScheduler` asks it.

@@ -61,11 +61,6 @@ class TuneSpace:
         whole = int(largest(space.given("batch_size")))
         return cls(Space(space.parameters, {**space.fixed, MICRO_BATCH: whole}, table), names)
 
-    @property
-    def batch_size(self) -> str:
-        """Returns the user's name of the batch size, "" if the space lacks it."""
-        return next((name for name, knob in self.names.items() if knob == "batch_size"), "")
-
     def config(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns a configuration by the user's names; what has no effect with the rest has its usual value."""
         start = {**self.space.table.defaults, **defaults(self.space), **knobs}

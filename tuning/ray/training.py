@@ -18,12 +18,11 @@ import torch
 from ray import tune
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from trainables.knobs import LOOP
 from trainables.live_bytes import LiveBytes, storage_bytes
 from tuning.config.errors import ConfigError
 from tuning.memory.oom import Outcome, fault, poisoned, requested_bytes
 
-KEY = "cardtune"
-"""The entry of a trial's config that is for us: the metric, and the samples of a batch."""
 NO_ROOM = (Outcome.OOM, Outcome.HOST_OOM)
 Train = Callable[[dict[str, Any]], object]
 _here = threading.local()
@@ -120,34 +119,35 @@ class StepMeter:
                 raise ProbeEnds
 
 
-def measured(train: Train | None = None, *, cap_bytes: int | None = None) -> Any:
+def measured(train: Train | None = None, *, metric: str = "", cap_bytes: int | None = None) -> Any:
     """Returns a function trainable as Tune takes it, for `train(config)` that reports by `tuning.ray.report`.
 
-    If it runs out of memory, its trial ends with a result whose `outcome` is "oom", with `requested_bytes`,
-    `held_bytes` and `wanted_bytes`, and the actor stays; any other error is raised. `cap_bytes` is what tensors of a
-    trial may take: on CUDA the process is held to it, on a CPU a card of that size is emulated. A decorator, too:
-    `@measured` or `@measured(cap_bytes=2 * 2**30)`. Raises ConfigError for what is no function and no number of bytes.
+    If it runs out of memory, its trial ends with a result: its `outcome` is "oom" (of the host: "host_oom"), its
+    `metric` NaN, and `requested_bytes`, `held_bytes` and `wanted_bytes` say how much it was; the actor stays. Any other
+    error is raised. `cap_bytes` is what the tensors of a trial may take: on CUDA the process is held to it, on a CPU a
+    card of that size is emulated. A decorator, too: `@measured(metric="accuracy")`. Raises ConfigError for what is no
+    function, no name and no number of bytes.
     """
+    if not isinstance(metric, str) or not metric:
+        raise ConfigError(f"measured(metric={metric!r})", allowed="a name that is reported", remedy="metric='accuracy'")
     if cap_bytes is not None and (not isinstance(cap_bytes, int) or cap_bytes <= 0):
         what = f"measured(cap_bytes={cap_bytes!r})"
         raise ConfigError(what, allowed="a whole number of bytes above 0, or None", remedy="cap_bytes=8 * 2**30")
     if train is None:
-        return functools.partial(measured, cap_bytes=cap_bytes)
+        return functools.partial(measured, metric=metric, cap_bytes=cap_bytes)
     if not callable(train) or isinstance(train, type):
         what = f"measured({train!r}): this is no function"
-        raise ConfigError(
-            what, allowed="a function that takes a config", remedy="put the training into def train(config)"
-        )
-    return functools.update_wrapper(functools.partial(_run, train, cap_bytes), train)
+        raise ConfigError(what, allowed="a function that takes a config", remedy="put the training into train(config)")
+    return functools.update_wrapper(functools.partial(_run, train, metric, cap_bytes), train)
 
 
-def parts_of(trainable: Any) -> tuple[Train, int | None]:
-    """Returns the function and the cap of a trainable that `measured` made; raises ConfigError for any other."""
+def parts_of(trainable: Any) -> tuple[Train, str, int | None]:
+    """Returns function, metric and cap of a trainable that `measured` made; raises ConfigError for any other."""
     if not isinstance(trainable, functools.partial) or trainable.func is not _run:
         what = f"{getattr(trainable, '__name__', trainable)!r} is not measured"
-        raise ConfigError(what, allowed="what measured(train) returned", remedy="@measured above def train(config)")
-    train, cap_bytes = trainable.args
-    return train, cap_bytes
+        raise ConfigError(what, allowed="what measured(train) returned", remedy="measured(train, metric=...) for Tune")
+    train, metric, cap_bytes = trainable.args
+    return train, metric, cap_bytes
 
 
 def report(metrics: Mapping[str, Any], *, checkpoint: tune.Checkpoint | None = None) -> None:
@@ -169,18 +169,17 @@ def report(metrics: Mapping[str, Any], *, checkpoint: tune.Checkpoint | None = N
     meter.pause()
 
 
-def _run(train: Train, cap_bytes: int | None, config: dict[str, Any]) -> None:
-    own = dict(config)
-    asked = own.pop(KEY, {})
+def _run(train: Train, metric: str, cap_bytes: int | None, config: dict[str, Any]) -> None:
+    sizes = (value for name, value in config.items() if LOOP.also_called.get(name, name) == "batch_size")
     failed: dict[str, Any] = {}
-    with StepMeter(cap_bytes, asked.get("batch_size", 1)) as meter:
+    with StepMeter(cap_bytes, next(sizes, 1)) as meter:
         try:
-            train(own)
+            train(dict(config))
         except Exception as error:
             failed = meter.failure(error)
     if failed:
         free()
-        tune.report({**({asked["metric"]: float("nan")} if asked else {}), **failed})
+        tune.report({metric: float("nan"), **failed})
 
 
 def free() -> None:
