@@ -40,7 +40,7 @@ from tuning.ray.training import StepMeter
 from tuning.workers.ray_cluster import RayCluster
 
 WAYS = ("parts", "tune")
-MEASURE_S = 20.0
+MEASURE_S = 30.0
 FRESH = (101, 102, 103)
 SIZES = ("batch_size", "width", "depth")
 Config = Mapping[str, Any]
@@ -52,14 +52,41 @@ def plain(cap_bytes: int, config: dict[str, Any]) -> None:
         my_tune.train(config)
 
 
-def tuner(trainable: Any, seconds: float, search: Any, scheduler: Any, folder: str) -> tune.Tuner:
-    """Returns the Tuner that both ways have."""
+class Seen(tune.Callback):
+    """Every trial that Tune starts: its config, its last result, and whether its actor ended with an error."""
+
+    def __init__(self) -> None:
+        self.trials: dict[str, dict[str, Any]] = {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Takes the config."""
+        self.trials[trial.trial_id] = {"config": dict(trial.config), "epochs": 0, "error": ""}
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+        """Takes a result; NaN is None."""
+        told = {name: result.get(name) for name in ("accuracy", "samples_per_s", "outcome")}
+        is_nan = isinstance(told["accuracy"], float) and math.isnan(told["accuracy"])
+        told |= {"accuracy": None if is_nan else told["accuracy"], "epochs": result["training_iteration"]}
+        self.trials[trial.trial_id] |= told
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Takes the error."""
+        said = (
+            Path(trial.error_file).read_text(encoding="utf-8").strip().splitlines()[-1] if trial.error_file else "lost"
+        )
+        self.trials[trial.trial_id]["error"] = said[-200:]
+
+
+def searched(trainable: Any, seconds: float, search: Any, scheduler: Any, folder: str) -> list[dict[str, Any]]:
+    """Returns every trial that was started, by the Tuner that both ways have."""
+    seen = Seen()
     asked = {"num_samples": -1, "time_budget_s": seconds, "max_concurrent_trials": 1, "reuse_actors": True}
-    return tune.Tuner(
+    tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(search_alg=search, scheduler=scheduler, **asked),
-        run_config=tune.RunConfig(storage_path=folder, verbose=0),
-    )
+        run_config=tune.RunConfig(storage_path=folder, verbose=0, callbacks=[seen]),
+    ).fit()
+    return list(seen.trials.values())
 
 
 def by_parts(seed: int, seconds: float, folder: str) -> dict[str, Any]:
@@ -70,10 +97,10 @@ def by_parts(seed: int, seconds: float, folder: str) -> dict[str, Any]:
     searcher.measure(trainable, limit_s=MEASURE_S)
     measured_s = time.monotonic() - began
     scheduler = OomAwareScheduler(searcher, max_t=my_tune.EPOCHS, grace_period=4)
-    results = tuner(trainable, seconds - measured_s, searcher, scheduler, folder).fit()
+    trials = searched(trainable, seconds - measured_s, searcher, scheduler, folder)
     run, best = searcher.journal.run, searcher.best
     return {
-        **_started(results),
+        "trials": trials,
         "pick": dict(best.config) if best else dict(my_tune.TODAY),
         "probes": len(run.probes),
         "probe_ooms": sum(probe.outcome == "oom" for probe in run.probes),
@@ -95,28 +122,12 @@ def by_tune(seed: int, seconds: float, folder: str) -> dict[str, Any]:
     )
     asha = ASHAScheduler(metric="accuracy", mode="max", max_t=my_tune.EPOCHS, grace_period=4, reduction_factor=3)
     trainable = functools.partial(plain, my_tune.CAP_BYTES)
-    results = tuner(trainable, seconds, search, asha, folder).fit()
-    found = _started(results)
-    whole = [one for one in found["trials"] if one["epochs"] == my_tune.EPOCHS and one["samples_per_s"]]
+    trials = searched(trainable, seconds, search, asha, folder)
+    whole = [one for one in trials if one["epochs"] == my_tune.EPOCHS and one["samples_per_s"]]
     today = next((one for one in whole if one["config"] == my_tune.TODAY), None)
     good = [one for one in whole if today is not None and one["accuracy"] >= today["accuracy"]]
     pick = max(good, key=lambda one: one["samples_per_s"], default={"config": dict(my_tune.TODAY)})
-    return {**found, "pick": pick["config"]}
-
-
-def _started(results: tune.ResultGrid) -> dict[str, Any]:
-    """Returns every trial that was started, and how many ended in an error of its actor."""
-    trials = []
-    for one in results:
-        told = one.metrics or {}
-        known = {name: told.get(name) for name in ("accuracy", "samples_per_s", "outcome")}
-        if isinstance(known["accuracy"], float) and math.isnan(known["accuracy"]):
-            known["accuracy"] = None
-        said = str(one.error).strip().splitlines()[-1][:160] if one.error else ""
-        trials.append(
-            {"config": dict(one.config or {}), "epochs": told.get("training_iteration", 0), "error": said, **known}
-        )
-    return {"trials": trials, "errors": results.num_errors}
+    return {"trials": trials, "pick": pick["config"]}
 
 
 def cells() -> dict[tuple[Any, ...], int]:

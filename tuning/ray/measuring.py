@@ -26,7 +26,7 @@ from tuning.ray.training import ProbeEnds, StepMeter, Train, free
 
 MEMORY_FRAC = 0.5
 """The share of the time that memory may take; speeds have the rest."""
-PROBE_S, LEAST_STEPS = 0.5, 6
+PROBE_S, LEAST_STEPS = 0.3, 5
 """A probe times steps for so long, and at least so many; its speed is their median."""
 
 

@@ -54,11 +54,10 @@ class StepMeter:
         self._first: Callable[[], Optimizer | None] = lambda: None
 
     def __enter__(self) -> Self:
-        if self.is_cuda:
-            torch.cuda.reset_peak_memory_stats()
-            if self.cap_bytes is not None:
-                total = torch.cuda.get_device_properties(0).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, self.cap_bytes / total))
+        self._forget_peak()
+        if self.is_cuda and self.cap_bytes is not None:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self.cap_bytes / total))
         self._hook = register_optimizer_step_post_hook(self._stepped)
         _here.meter = self
         if self._counts:
@@ -85,8 +84,14 @@ class StepMeter:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Returns the most bytes of tensors that were alive, None if nobody counted: a CPU without a cap."""
+        """Returns the most bytes of tensors alive since the first step, None if nobody counted: a CPU without a cap."""
         return torch.cuda.max_memory_allocated() if self.is_cuda else self._live.peak_bytes if self._counts else None
+
+    def _forget_peak(self) -> None:
+        """Begins the peak anew: what is read and built before the first step does not grow with a batch."""
+        self._live.peak_bytes = self._live.live_bytes
+        if self.is_cuda:
+            torch.cuda.reset_peak_memory_stats()
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """Returns an OOM as the fields of a result, bytes included; raises the error again if it is none."""
@@ -111,6 +116,8 @@ class StepMeter:
         if self._last_s:
             self.between_s.append(now - self._last_s)
         self.steps, self._last_s = self.steps + 1, now
+        if self.steps == 1:
+            self._forget_peak()
         if self._is_over is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             state = (v for own in optimizer.state.values() for v in own.values() if isinstance(v, torch.Tensor))
