@@ -1,6 +1,7 @@
-"""A Ray Tune script with cardtune's searcher and scheduler: digits by a small convolutional net, on an emulated card of 2.5 MiB.
+"""A Ray Tune script with cardtune's searcher and scheduler: digits by a small convolutional net.
 
-About a third of this space does not fit the card. On a GPU leave `cap_bytes` out: then it is the card's own memory.
+A card of 2.5 MiB is emulated, which a third of this space does not fit. On a GPU leave `cap_bytes` out: then it is the
+card's own memory.
 """
 
 import sys
@@ -20,8 +21,6 @@ SPACE = {
     "depth": tune.choice([1, 2, 3]),
 }
 TODAY = {"lr": 1e-3, "batch_size": 32, "width": 16, "depth": 2}
-
-
 IMAGES, LABELS = (torch.tensor(part) for part in load_digits(return_X_y=True))
 ORDER = torch.randperm(len(IMAGES), generator=torch.Generator().manual_seed(0))
 IMAGES, LABELS = IMAGES[ORDER].float().view(-1, 1, 8, 8) / 16, LABELS[ORDER]

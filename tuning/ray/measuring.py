@@ -6,7 +6,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,17 @@ class FunctionProbes:
                 break
             pairs.append((size, meter.peak_bytes or 0))
             floor_bytes = meter.floor_bytes
-        measured = {"measured": tuple(pairs), "measured_alone": tuple(pairs), "optimizer_bytes": floor_bytes}
-        return Footprint(outcome=str(Outcome.OOM if message else Outcome.OK), message=message, **measured)
+        return Footprint(
+            outcome=str(Outcome.OOM if message else Outcome.OK),
+            message=message,
+            measured=tuple(pairs),
+            measured_alone=tuple(pairs),
+            optimizer_bytes=floor_bytes,
+        )
 
     def probe(self, knobs: Mapping[str, Scalar]) -> events.Timed:
         """Returns the speed of a configuration, the median of its steps."""
-        meter, failed = self._ran(
-            knobs, lambda own: len(own.between_s) >= LEAST_STEPS and sum(own.between_s) >= PROBE_S
-        )
+        meter, failed = self._ran(knobs, _is_timed)
         more: dict[str, Any] = {"peak_allocated_bytes": meter.peak_bytes, "cap_bytes": self.cap_bytes}
         if failed:
             found = {name: failed[name] for name in ("outcome", "message", "wanted_bytes")}
@@ -64,10 +67,12 @@ class FunctionProbes:
             said = "train(config) ended before two optimiser steps of torch.optim"
             return events.Timed(outcome=str(Outcome.NO_RESULT), message=said, **more)
         step_s = statistics.median(meter.between_s)
-        speed = {"samples_per_s": int(knobs["batch_size"]) / step_s, "micro_step_s": step_s, "optimizer_step_s": 0.0}
-        return events.Timed(outcome=str(Outcome.OK), **speed, **more)
+        more |= {"samples_per_s": int(knobs["batch_size"]) / step_s, "micro_step_s": step_s, "optimizer_step_s": 0.0}
+        return events.Timed(outcome=str(Outcome.OK), **more)
 
-    def _ran(self, knobs: Mapping[str, Scalar], is_over: Any) -> tuple[StepMeter, dict[str, Any]]:
+    def _ran(
+        self, knobs: Mapping[str, Scalar], is_over: Callable[[StepMeter], bool]
+    ) -> tuple[StepMeter, dict[str, Any]]:
         """Returns what was seen of a run that ended when `is_over` said so, and how it ran out of memory, if it did."""
         failed: dict[str, Any] = {}
         torch.manual_seed(0)
@@ -80,6 +85,10 @@ class FunctionProbes:
                 failed = meter.failure(error)
         free()
         return meter, failed
+
+
+def _is_timed(meter: StepMeter) -> bool:
+    return len(meter.between_s) >= LEAST_STEPS and sum(meter.between_s) >= PROBE_S
 
 
 def measure(

@@ -223,8 +223,8 @@ class KnownSpeedSearcher(Searcher):
         if request is None:
             return None if self._live else Searcher.FINISHED
         begun = next(r.fields for r in reversed(self.journal.records) if r.fields.get("trial") == request.trial)
-        speeds = (begun.get(name) or 0.0 for name in ("expected_per_s", "pick_per_s"))
-        self._live[trial_id] = _Live(request.trial, *speeds)
+        expected, best = (float(begun.get(name) or 0.0) for name in ("expected_per_s", "pick_per_s"))
+        self._live[trial_id] = _Live(request.trial, expected, best)
         return self._space.config(request.knobs)
 
     def goes_on(self, trial_id: str, result: Mapping[str, Any]) -> bool:
