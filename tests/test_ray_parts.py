@@ -64,7 +64,7 @@ def steady(config: dict[str, Any]) -> None:
 def measured_here(space: dict[str, Any], today: dict[str, Any], function: Any = train) -> bytes:
     parsed = TuneSpace.parse(space, (), ())
     study = {"objectives": {"loss": "min"}, "knobs": parsed.space.table.as_raw(), "config": {}}
-    return measure(function, CAP_BYTES, parsed, study, parsed.knobs(today), 20.0)
+    return measure(function, CAP_BYTES, parsed, study, parsed.knobs(today), 300.0)
 
 
 def result(own: KnownSpeedSearcher, config: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -180,7 +180,8 @@ def test_a_trial_stops_where_it_is_behind_or_slow_and_at_its_end(lines: bytes) -
         (SPACE, {"learning": ("widht",)}, "names widht, which the space lacks"),
         (SPACE, {"reference": {"widht": 3}}, "names widht, which the space lacks"),
         (SPACE, {"reference": {"width": "wide"}}, "reference=.*wide"),
-        (SPACE, {"pick": {"tolerence": 0.1}}, "has tolerence"),
+        (SPACE, {"pick": {"tolerence": 0.1}}, "no setting pick.tolerence"),
+        (SPACE, {"pick": {"goal": "fast"}}, "pick.goal=fast is not allowed"),
     ],
 )
 def test_what_cannot_be_searched_is_said_once(space: dict[str, Any], more: dict[str, Any], said: str) -> None:

@@ -18,6 +18,7 @@ from ray.tune.search import Searcher
 
 from trainables.knobs import Scalar
 from tuning.config.errors import ConfigError, PreflightError
+from tuning.config.schema import PickSection, validated
 from tuning.journal.events import ProbeRecord, RefusedRecord
 from tuning.journal.records import Journal
 from tuning.memory.groups import guard
@@ -34,7 +35,7 @@ from tuning.search.throughput import FEW_RATIOS
 MANY = 1_000_000
 """Trials without a limit of ours: `num_samples` of Tune is one."""
 REFERENCE = "reference"
-PICK = ("tolerance", "at_least", "goal")
+PICK: Mapping[str, Any] = {"tolerance": 0.0, "at_least": None, "goal": "speed"}
 SLOWER = 1.2
 """A trial ends at a rung if it is so many times as slow as the best so far: a probe is off by as much at most times."""
 
@@ -109,14 +110,11 @@ class KnownSpeedSearcher(Searcher):
         if mode not in ("min", "max") or not isinstance(metric, str):
             what = f"metric={metric!r}, mode={mode!r}"
             raise ConfigError(what, allowed="the name of one reported metric; min or max", remedy="'accuracy', 'max'")
-        if strange := sorted((pick or {}).keys() - set(PICK)):
-            raise ConfigError(
-                f"pick={pick!r} has {strange[0]}", allowed=", ".join(PICK), remedy="pick={'tolerance': 0.01}"
-            )
         super().__init__(metric, mode)
         self._space, self._seed = TuneSpace.parse(space, learning, system), seed
         self._reference = self._space.knobs(reference or {})
-        config = {"pick": dict(pick or {})}
+        asked = validated(PickSection, {**PICK, **(pick or {})}, "pick", {}, {f"pick.{n}": v for n, v in PICK.items()})
+        config = {"pick": asked.model_dump()}
         self._study = {"objectives": {metric: mode}, "knobs": self._space.space.table.as_raw(), "config": config}
         self._plan = TrialPlan(MANY, (MANY,), shrink=False, concurrency=2, threads=1)
         self._time = "training_iteration"
@@ -144,15 +142,12 @@ class KnownSpeedSearcher(Searcher):
             raise ConfigError(what, allowed="one metric", remedy=f"measured(train, metric={self.metric!r})")
         task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)(measuring.measure)
         try:
-            asked = (train, cap_bytes, self._space, self._study, self._reference, limit_s)
-            lines = ray.get(task.remote(*asked))
+            lines = ray.get(task.remote(train, cap_bytes, self._space, self._study, self._reference, limit_s))
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.RayError as error:
             what = f"the process that measured was lost: {str(error).strip().splitlines()[0][:200]}"
-            raise PreflightError(
-                what, remedy="a smaller largest batch size, or cap_bytes= below what is free"
-            ) from error
+            raise PreflightError(what, remedy="smaller batches in the space, or a smaller cap_bytes=") from error
         self.learn(lines)
 
     def learn(self, lines: bytes) -> None:
