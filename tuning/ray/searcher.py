@@ -35,7 +35,7 @@ from tuning.search.throughput import FEW_RATIOS
 MANY = 1_000_000
 """Trials without a limit of ours: `num_samples` of Tune is one."""
 REFERENCE = "reference"
-PICK: Mapping[str, Any] = {"tolerance": 0.0, "at_least": None, "goal": "speed"}
+PICK_DEFAULTS: Mapping[str, Any] = {"tolerance": 0.0, "at_least": None, "goal": "speed"}
 SLOWER = 1.2
 """A trial ends at a rung if it is so many times as slow as the best so far: a probe is off by as much at most times."""
 
@@ -113,7 +113,13 @@ class KnownSpeedSearcher(Searcher):
         super().__init__(metric, mode)
         self._space, self._seed = TuneSpace.parse(space, learning, system), seed
         self._reference = self._space.knobs(reference or {})
-        asked = validated(PickSection, {**PICK, **(pick or {})}, "pick", {}, {f"pick.{n}": v for n, v in PICK.items()})
+        asked = validated(
+            PickSection,
+            {**PICK_DEFAULTS, **(pick or {})},
+            "pick",
+            {},
+            {f"pick.{n}": v for n, v in PICK_DEFAULTS.items()},
+        )
         config = {"pick": asked.model_dump()}
         self._study = {"objectives": {metric: mode}, "knobs": self._space.space.table.as_raw(), "config": config}
         self._plan = TrialPlan(MANY, (MANY,), shrink=False, concurrency=2, threads=1)
@@ -248,9 +254,11 @@ class KnownSpeedSearcher(Searcher):
         search, live = self._searching(), self._live.pop(trial_id, None)
         if live is None:
             return
-        if error or not result:
+        if error:
             said = "its function raised an error, which Tune has in the trial's error.txt"
             state = TrialState(outcome=str(Outcome.CRASH), done=True, message=said)
+        elif not result:  # Tune ended it before its first report
+            state = TrialState(outcome=str(Outcome.CUT), done=True)
         else:
             outcome = self._outcome(result)
             if outcome == Outcome.OK and not math.isfinite(float(result.get(self.metric, math.nan))):
