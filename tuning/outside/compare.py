@@ -41,8 +41,8 @@ class Option:
 class Compared:
     """What was found: the program as it is, every run by name, what failed and why, and the fastest in turns.
 
-    `pick` is None if nothing was faster in turns; `gain` is that of the fastest over the program as it is. `refused` says
-    why nothing can be compared.
+    `pick` is None if nothing was faster in turns; `gain` is that of the fastest. `refused` says why nothing can be
+    compared.
     """
 
     today: Look
