@@ -26,7 +26,7 @@ from tuning.stats.uncertainty import Gain, Quality, Throughput
 
 PICKS = ("best", "best_at_speed", "most_accurate")
 """The answers: the pick, the best quality that is no slower than the reference, and the best quality."""
-WORDS = {"best": "best", "best_at_speed": "best, no slower", "most_accurate": "most accurate"}
+WORDS = {"best": "best", "best_at_speed": "as fast, better", "most_accurate": "most accurate"}
 RATE = frozenset(["learning_rate", "schedule", "warmup_frac"])
 """Knobs that no speed depends on, in whatever loop."""
 SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recall", "iou", "miou", "dice"])
@@ -64,11 +64,13 @@ class Named:
     """How the card was doing meanwhile (`bottleneck.card_words`)."""
     labels: frozenset[str] = frozenset()
     curves: Mapping[int, Curve] = field(default_factory=dict)
+    beside_per_s: float | None = None
+    """The reference's speed times its gain over it, None if the two were not measured side by side."""
 
     @property
     def samples_per_s(self) -> float | None:
-        """The one speed that is shown of it: `speed`, else that of its probe."""
-        return self.speed.mean if self.speed else self.probed_samples_per_s
+        """The one speed that is shown of it: that beside the reference, else `speed`, else that of its probe."""
+        return self.beside_per_s or (self.speed.mean if self.speed else self.probed_samples_per_s)
 
     @property
     def speed(self) -> Throughput | None:
@@ -138,9 +140,16 @@ class Confirming:
             active=next((r.active for r in (*own, *windows) if r.active), source.active),
             labels=labels,
         )
-        # At one speed those of other system knobs serve as well.
-        per_s = found.speed.mean if found.speed else None
-        return replace(found, curves=curves(learned, next(iter(self.objectives), ""), per_s))
+        return self.at_speed(found, None)
+
+    def at_speed(self, one: Named, beside_per_s: float | None) -> Named:
+        """Returns a configuration with that speed, and with curves at the speed that is shown of it.
+
+        At one speed trainings with other system knobs serve as well.
+        """
+        found = replace(one, beside_per_s=beside_per_s)
+        per_s = found.samples_per_s if found.speed else None
+        return replace(found, curves=curves(self._learned(one.labels), next(iter(self.objectives), ""), per_s))
 
     def _learned(self, labels: frozenset[str]) -> list[ConfirmedRecord]:
         """Returns the trainings on fresh seeds under these names that came to their end."""
@@ -291,3 +300,16 @@ def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) ->
         if gain is not None:
             found.append(gain)
     return tuple(found)
+
+
+def at_one_pace(
+    confirming: Confirming, named: Mapping[str, Named], reference: str, found: Sequence[Gain]
+) -> dict[str, Named]:
+    """Returns the configurations with speeds that are the reference's times their gains over it, as far as known.
+
+    The pace of a machine changes from one measurement to the next; so speeds that stand below each other compare.
+    """
+    times = {gain.of: gain.ratio for gain in found if gain.over == reference and gain.rounds + gain.trainings}
+    today_per_s = named[reference].samples_per_s if reference in named else None
+    paced = {name: confirming.at_speed(named[name], today_per_s * times[name]) for name in times if today_per_s}
+    return {**named, **paced}

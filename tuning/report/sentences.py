@@ -69,10 +69,13 @@ def answer(found: Summary) -> str:
         said = _keep(found, best)
     else:
         figures = ", ".join(filter(None, [_speed(found, best), _learned(found, best)]))
-        said = f"{_to_set(found, best)}: {figures}.{_soon(found)}"
+        gain = found.answers["best"].gain
+        is_open = gain is not None and gain.low is not None and not gain.is_told
+        said = _to_set(found, best)
+        said = f"Perhaps {said[0].lower()}{said[1:]}: {figures}." if is_open else f"{said}: {figures}.{_soon(found)}"
     said = f"The best so far, unconfirmed: {said[0].lower()}{said[1:]}" if found.provisional else said
     unlearned = baseline_sentence(found)
-    return f"{unlearned} By now: {said[0].lower()}{said[1:]}" if unlearned else said
+    return f"{unlearned} The fastest so far: {said[0].lower()}{said[1:]}" if unlearned else said
 
 
 def _keep(found: Summary, best: Named) -> str:
@@ -105,7 +108,9 @@ def _to_set(found: Summary, best: Named) -> str:
     chosen = [
         one.partition(" (was ")[0] for one in fmt.settings(best.config, found.table, base.config if base else None)
     ]
-    rest = f", the rest as in {called(base.name)}" if base is not None and not _apart(found, best, base) else ""
+    rest = ""
+    if base is not None and not _apart(found, best, base):
+        rest = ", and leave the rest as it is" if base.name == BEFORE else f", the rest as in {called(base.name)}"
     return f"Set {_few(chosen)}{rest}" if chosen else "Leave every knob at its default"
 
 
@@ -159,14 +164,15 @@ def _soon(found: Summary) -> str:
         return ""
     both = f"{duration(time.own.median_s)} of training instead of {duration(time.reference.median_s)}"
     missed, seeds = time.own.missed, len(time.own.by_seed)
-    but = f", but not on {missed} of {plural(seeds, 'seed')}" if missed else ""
+    but = f" (on {missed} of {plural(seeds, 'seed')} it never does)" if missed else ""
     return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {both}{but}."
 
 
 def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
     """Returns by how many seeds a quality is known."""
     if own is not None and own.is_fresh:
-        return f"on {plural(own.seeds, 'seed')}" if own.seeds else "by other seeds"
+        both = " that both have" * (own.seeds < len(best.by_seed))
+        return f"on {plural(own.seeds, 'seed')}{both}" if own.seeds else "by other seeds"
     if not best.confirmed:
         return "by one seed" + ", unconfirmed" * (not found.provisional)
     return f"on {plural(len(best.by_seed), 'seed')}" if own is None else "by other seeds"
@@ -183,7 +189,7 @@ def measured_sentence(found: Summary) -> str:
     own, objective = list(found.answers.values()), plain(found.objective)
     told = [a.gain for a in own if a.gain and fmt.has_interval(a.gain)]
     gain = max(told, key=lambda g: g.trainings + g.rounds, default=None)
-    seeds = max((a.quality.seeds for a in own if a.quality and a.quality.is_fresh), default=0)
+    seeds = max((a.quality.seeds for a in own if a.quality and a.quality.half_width is not None), default=0)
     parts = [f"speed over: the ratio in {fmt.beside(gain)}, with its 95 % interval"] if gain else []
     same = f"{objective} over: the mean difference on the same {seeds} seeds, ± half of its 95 % interval"
     parts += [same] * (seeds > 1)
@@ -280,7 +286,7 @@ def disturbed(probes: Sequence[ProbeRecord]) -> str:
         return ""
     took = f"other programs took {percent(statistics.median(disturbed))} of their cores"
     said = f"{took} while {len(disturbed)} of {len(timed)} probes were timed"
-    return f"{said}: these look slower than they are, and the search goes by them; a new run on a quiet machine tells"
+    return f"{said}: their speeds are too low, and the search goes by them; run it again on a quiet machine"
 
 
 def called(name: str) -> str:

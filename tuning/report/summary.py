@@ -19,7 +19,7 @@ from tuning.journal.format import Record
 from tuning.journal.run import History
 from tuning.journal.timeline import Times
 from tuning.report.answers import AnswerView, answers
-from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
+from tuning.report.named import PICKS, Confirming, Named, at_one_pace, gains, judged, named_of
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search import ablation, selection
 from tuning.search.ablation import AblationResult
@@ -179,10 +179,11 @@ def of_run(run: History, ablated: History | None = None) -> Summary:
     named = judged(run, named_of(confirming, pick, trials, probes), probes, cap_bytes, study.asked)
     names = {record.name for record in run.confirmed}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
-    best = named.get("best")
     reference_name = pick.reference or run.reference_name
     reference = _reference(named, reference_name)
     found_gains = gains(confirming, named, reference.name if reference else "")
+    named = at_one_pace(confirming, named, reference.name if reference else "", found_gains)
+    best = named.get("best")
     objective = next(iter(objectives.items()), ("", ""))
     commands = [study.command, *(resume.command for resume in run.resumes if resume.command)]
     return Summary(

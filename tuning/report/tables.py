@@ -93,6 +93,8 @@ def soon(found: Reached) -> str:
 
 def _speed(one: Named, reference: Named | None = None) -> str:
     """Returns a speed, and how it was measured if the reference's was otherwise."""
+    if one.beside_per_s:
+        return rate(one.beside_per_s)
     is_other = reference is not None and one.speed is not None and one.is_trained != reference.is_trained
     mark = (" (trained)" if one.is_trained else " (in turns)") if is_other else ""
     return speed(one.speed, one.probed_samples_per_s) + mark

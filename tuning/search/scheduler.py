@@ -341,8 +341,8 @@ class TrialScheduler:
                 candidates.append(Candidate(values, per_s))
         found = self._proposals.choose(candidates, known)
         if found is None or found[1] < LEAST_WORTH:
-            what = "faster" if known.rule.goal == "speed" else "better"
-            self.stop_reason = f"nothing {what} than the pick of now is likely enough to be worth a training"
+            both = "faster and as good" if known.rule.goal == "speed" else "better and as fast"
+            self.stop_reason = f"no untried configuration is likely to be both {both}"
             self.has_nothing_better = True
             return None
         chosen, _ = found

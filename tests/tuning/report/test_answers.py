@@ -80,7 +80,8 @@ def test_a_pick_with_todays_system_knobs_has_its_own_speed(records):
     pick = next(n for n, r in enumerate(own) if r.event == "pick")
     own[pick] = answered.changed(own[pick], config=config)
     found = summary.of_run(History([*own[:pick], faster, *own[pick:]]))
-    assert (found.best.trial, found.best.config["num_workers"], found.best.samples_per_s) == ("t007", 3, 99.0)
+    assert (found.best.trial, found.best.config["num_workers"]) == ("t007", 3)
+    assert found.best.samples_per_s == pytest.approx(99.0)
     assert tuple(found.best.quality["accuracy"].by_seed.values()) == answered.QUALITY["t007"]
     own = found.answers["best"].time
     assert own is not None, "what was trained with other system knobs, at the speed of its own windows"

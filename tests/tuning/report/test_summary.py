@@ -25,9 +25,16 @@ def test_the_best_has_its_windows_and_its_seeds(found):
     assert (best.trial, best.config["batch_size"]) == ("t007", 32)
     assert len(best.throughput.windows) == 5
     assert best.throughput.mean == pytest.approx(61.27, abs=0.01)
-    assert best.samples_per_s == best.trained.mean == pytest.approx(1.036 * 61.2, abs=0.01)
+    assert best.trained.mean == pytest.approx(1.036 * 61.2, abs=0.01)
     assert dict(best.quality["accuracy"].by_seed) == {11: 0.905, 12: 0.909, 13: 0.904}
     assert best.quality["accuracy"].confirmed
+
+
+def test_speeds_that_stand_below_each_other_have_the_ratio_that_is_told(found):
+    today = found.reference.samples_per_s
+    for gain in found.gains:
+        if gain.over == found.reference.name and gain.rounds:
+            assert found.named[gain.of].samples_per_s == pytest.approx(today * gain.ratio)
 
 
 @pytest.mark.parametrize(
