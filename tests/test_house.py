@@ -203,7 +203,7 @@ MOST_LINES = {
     "tuning/memory/*.py": 3_170,
     "tuning/outside/*.py": 870,
     "tuning/ray/*.py": 870,
-    "tuning/report/*.py": 3_100,
+    "tuning/report/*.py": 3_130,
     "tuning/search/*.py": 3_660,
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_450,
@@ -212,7 +212,7 @@ MOST_LINES = {
     "tests/benchmarks/*.py": 420,
     "tests/golden/*.py": 760,
     "tests/trainables/*.py": 8_000,
-    "tests/tuning/*.py": 15_320,
+    "tests/tuning/*.py": 15_330,
 }
 
 
