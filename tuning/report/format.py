@@ -85,11 +85,11 @@ def has_interval(gain: Gain) -> bool:
 
 
 def beside(gain: Gain) -> str:
-    """Returns by what two speeds were compared, "3 trainings on the same seeds and 5 rounds in turns"."""
-    trained = f"{plural(gain.trainings, 'training')} on the same seed{'s' * (gain.trainings > 1)}" * (
-        gain.trainings > 0
+    """Returns by what two speeds were compared, "3 pairs of trainings and 5 rounds of timings in turns"."""
+    trained = f"{plural(gain.trainings, 'pair')} of trainings" * (gain.trainings > 0)
+    return " and ".join(
+        filter(None, [trained, f"{plural(gain.rounds, 'round')} of timings in turns" * (gain.rounds > 0)])
     )
-    return " and ".join(filter(None, [trained, f"{plural(gain.rounds, 'round')} in turns" * (gain.rounds > 0)]))
 
 
 def difference(value: float, half_width: float | None = None) -> str:
