@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tuning.memory.trace import Event
+from tuning.memory.trace import EMPTIED, MAY_BE_LESS, Event
 
 MIB_BYTES = 2**20
 GRAIN_BYTES = 512
@@ -50,12 +50,19 @@ def replay(events: Iterable[Event], *, capacity_bytes: int | None = None) -> Rep
     allocator = CachingAllocator(capacity_bytes)
     malloc, free = allocator.malloc, allocator.free
     failed_at = None
+    may_be_less = False
     for index, (ident, size) in enumerate(events):
-        if size < 0:
+        if size >= 0:
+            if not (malloc(ident, size) or (may_be_less and any(malloc(ident, size >> n) for n in range(1, 64)))):
+                failed_at = index
+                break
+            may_be_less = False
+        elif ident >= 0:
             free(ident)
-        elif not malloc(ident, size):
-            failed_at = index
-            break
+        elif (ident, size) == EMPTIED:
+            allocator.empty_cache()
+        else:
+            may_be_less = (ident, size) == MAY_BE_LESS
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, failed_at)
 
 

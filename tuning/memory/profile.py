@@ -13,7 +13,7 @@ import numpy as np
 from tuning.memory.trace import Peak
 
 EXTRAPOLATED, MEASURED = "extrapolated", "measured"
-SOURCES = ("traced", "workspaces unseen", "fallback", MEASURED, "bound", "none")
+SOURCES = ("traced", "workspaces modelled", "workspaces unseen", "fallback", MEASURED, "bound", "none")
 
 
 @dataclass(frozen=True)
