@@ -31,19 +31,20 @@ from trainables.knobs import LOOP
 from tuning.memory.allocator import MIB_BYTES, replay
 from tuning.memory.convolutions import Convolution, workspaces_of
 from tuning.memory.guard import MemoryGuard
-from tuning.memory.need import MARGINS
+from tuning.memory.need import MARGINS, Margin
 from tuning.memory.prediction import Prediction
 from tuning.memory.profile import MemoryProfile, Point
 from tuning.memory.trace import Event, Trace
 
-CONTEXT_BYTES = 1750 * MIB_BYTES
+CONTEXT_BYTES = 1725 * MIB_BYTES
 """What the card has in use beside torch's allocator: context, libraries and their kernels; fitted on one half."""
-CARD_MIB, FULL_MIB = 40_960, 39_000
-"""The card, and the most that a run which did not run out of memory had."""
-GIBS = (8, 12, 16, 24, 40)
+CARDS_MIB = {8: 8_192, 12: 12_288, 16: 16_384, 24: 24_576, 40: 40_360}
+"""By name in GB. The last is the table's own card: the most that any run had of it."""
+NEAR_MIB, FULL_MIB = 39_000, 40_000
+"""A run that reports more than the first may have run out of memory, and of more than the second did."""
 FEW = 4
 """A model with no more convolutions has them to cut its images into patches."""
-NORMAL = {80: 1.2816, 95: 1.96}
+LEVELS = (0.80, 0.95)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Predicted:
     predicted_mib: float
     family: str
     fits: Mapping[int, bool]
-    spread_frac: float
+    margin: Margin
 
     @property
     def error_frac(self) -> float:
@@ -100,7 +101,8 @@ def read(table: Path) -> list[Row]:
     """Returns the runs of which it is known how they ended.
 
     A run had at least the tensors that FakeTensor counts: one below them died, and so did runs of a model that report
-    the same at several sizes. Those are left out unless the two sizes before say that the card was too small.
+    the same at several sizes. Those are left out unless the line through the two sizes before leaves the card, and so
+    are runs that nearly filled it.
     """
     by_model: dict[str, list[Row]] = defaultdict(list)
     with table.open(newline="", encoding="utf-8") as file:
@@ -115,15 +117,19 @@ def _ended(rows: Sequence[Row]) -> Iterator[Row]:
     lived: list[tuple[int, float]] = []
     for row in rows:
         measured = row.measured_mib or 0.0
-        if measured >= FULL_MIB:
-            yield replace(row, measured_mib=None)
-        elif figures.count(measured) == 1 and not measured < row.faketensor_mib:
+        if measured < NEAR_MIB and figures.count(measured) == 1 and not measured < row.faketensor_mib:
             lived.append((row.batch_size, measured))
             yield row
-        elif len(lived) > 1:
-            (m0, b0), (m1, b1) = lived[-2:]
-            if b1 + (b1 - b0) / (m1 - m0) * (row.batch_size - m1) > CARD_MIB:
-                yield replace(row, measured_mib=None)
+        elif measured >= FULL_MIB or _continued(lived, row.batch_size) > CARDS_MIB[40]:
+            yield replace(row, measured_mib=None)
+
+
+def _continued(lived: Sequence[tuple[int, float]], batch_size: int) -> float:
+    """Returns the line through the last two runs that lived, at a larger batch; 0 without two."""
+    if len(lived) < 2:
+        return 0.0
+    (m0, b0), (m1, b1) = lived[-2:]
+    return b1 + (b1 - b0) / (m1 - m0) * (batch_size - m1)
 
 
 def drawn(models: Iterable[str], part: str, count: int, seed: int) -> list[str]:
@@ -173,11 +179,11 @@ def predicted(rows: Iterable[Row], names: Sequence[str], traces: Path, context_m
         profile = MemoryProfile(4 * line["parameters"], tuple(Point(m, b, b) for m, b in sizes.items()), source)
         for row in wanted[line["model"]]:
             fits, expected = {}, 0
-            for gib in GIBS:
-                guard = MemoryGuard(gib * 1024 * MIB_BYTES - round(context_mib * MIB_BYTES), {(): profile}, LOOP)
+            for gib, card_mib in CARDS_MIB.items():
+                guard = MemoryGuard(round((card_mib - context_mib) * MIB_BYTES), {(): profile}, LOOP)
                 fits[gib] = guard.judge((), row.batch_size).fits
                 expected = guard.predicted_bytes((), row.batch_size) or 0
-            yield Predicted(row, expected / MIB_BYTES + context_mib, family, fits, MARGINS[source].spread_frac)
+            yield Predicted(row, expected / MIB_BYTES + context_mib, family, fits, MARGINS[source])
 
 
 def family_of(trace: Trace) -> str:
@@ -267,13 +273,13 @@ def summary(found: Sequence[Predicted], _: Mapping[str, float]) -> dict[str, Any
         for m in sorted({o.row.batch_size for o in fitted})
     }
     largest = sorted(fitted, key=lambda o: -(o.row.measured_mib or 0))[: len(fitted) // 10]
-    held = {level: _held(fitted, z) for level, z in NORMAL.items()}
+    held = {level: _held(fitted, level) for level in LEVELS}
     false_fits = false_refusals = over = under = 0
     confusion = {}
-    for gib in GIBS:
+    for gib, card_mib in CARDS_MIB.items():
         table = {"fits": [0, 0], "does not": [0, 0]}
         for one in found:
-            truth = one.row.measured_mib is not None and one.row.measured_mib <= gib * 1024
+            truth = one.row.measured_mib is not None and one.row.measured_mib <= card_mib
             table["fits" if truth else "does not"][not one.fits[gib]] += 1
         confusion[gib] = table
         false_fits, over = false_fits + table["does not"][0], over + sum(table["does not"])
@@ -285,8 +291,8 @@ def summary(found: Sequence[Predicted], _: Mapping[str, float]) -> dict[str, Any
         "false fits 1 %": false_fits <= 0.01 * over,
         "false refusals 3 %": false_refusals <= 0.03 * under,
         "convolutional 90th 15 %": families.get("convolutional", errors)["p90"] <= 0.15,
-        "80 % interval": 0.75 <= held[80] <= 0.88,
-        "95 % interval": 0.92 <= held[95] <= 0.98,
+        "80 % interval": 0.75 <= held[0.80] <= 0.88,
+        "95 % interval": 0.92 <= held[0.95] <= 0.98,
     }
     return {
         "models": len({o.row.model for o in found}),
@@ -318,10 +324,10 @@ def _errors(errors: Iterable[float]) -> dict[str, float]:
     return {"rows": len(found), **{name: round(value, 4) for name, value in figures.items()}}
 
 
-def _held(found: Sequence[Predicted], z: float) -> float:
-    """Returns the share of rows that lie within so many spreads."""
-    within = [abs(math.log1p(one.error_frac)) <= z * one.spread_frac for one in found]
-    return round(sum(within) / len(within), 3)
+def _held(found: Sequence[Predicted], level: float) -> float:
+    """Returns the share of rows in the middle of what was held possible, where a share of `level` should be."""
+    places = (one.margin.share_below(math.log1p(one.error_frac) / one.margin.spread_frac) for one in found)
+    return round(sum(abs(place - 0.5) <= level / 2 for place in places) / len(found), 3)
 
 
 if __name__ == "__main__":
