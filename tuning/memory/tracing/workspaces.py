@@ -65,7 +65,8 @@ def convolutions(func: Any, args: Sequence[Any], result: Any) -> list[Convolutio
         [n for n, wanted in zip(("input", "weight"), args[10], strict=False) if wanted] if is_backward else ["forward"]
     )
     shapes = [tuple(int(n) for n in shape) for shape in (image.shape, output.shape, weight.shape, stride)]
-    found = [Convolution(cast(Any, name), *cast(Any, shapes), int(groups), image.element_size()) for name in asked]
+    rest = *shapes, int(groups), image.element_size()
+    found = [Convolution(cast(Any, name), *cast(Any, rest)) for name in asked]
     return [each for each in found if not each.is_within_channels]
 
 
