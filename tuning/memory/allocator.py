@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tuning.memory.trace import EMPTIED, MAY_BE_LESS, Event
 
@@ -74,7 +75,7 @@ def minimal_capacity(events: Sequence[Event], *, unlimited: Replay | None = None
     can be lucky, so that what fits is not quite monotone in the capacity.
     """
     found = replay(events) if unlimited is None else unlimited
-    low, high = -(-found.peak_allocated_bytes // STEP_BYTES), found.peak_reserved_bytes // STEP_BYTES
+    low, high = -(-_least_bytes(events, found) // STEP_BYTES), found.peak_reserved_bytes // STEP_BYTES
     slack = int(tolerance_frac * high)
 
     def fits(steps: int) -> bool:
@@ -86,6 +87,14 @@ def minimal_capacity(events: Sequence[Event], *, unlimited: Replay | None = None
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high * STEP_BYTES
+
+
+def _least_bytes(events: Sequence[Event], unlimited: Replay) -> int:
+    """Returns the most that is allocated at once, less what need not be whole."""
+    if MAY_BE_LESS not in events:
+        return unlimited.peak_allocated_bytes
+    may_be_less = {after[0] for mark, after in pairwise(events) if mark == MAY_BE_LESS}
+    return replay(event for event in events if event[0] not in may_be_less).peak_allocated_bytes
 
 
 class Block:

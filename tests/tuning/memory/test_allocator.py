@@ -135,3 +135,4 @@ def test_a_workspace_that_may_be_less_is_halved_until_it_fits() -> None:
     assert peaks(replay(events, capacity_bytes=60 * MIB)) == (50, 50)  # 25 MiB are taken, in a segment of 26
     assert replay(events, capacity_bytes=40 * MIB).failed_at == 4, "the next one is whole again"
     assert replay(events).peak_reserved_bytes == 120 * MIB
+    assert minimal_capacity(events) == 50 * MIB
