@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import timm_steps
 from benchmarks.document import provenance, publish
 from trainables.knobs import LOOP
 from tuning.memory.allocator import MIB_BYTES, replay
@@ -89,7 +90,7 @@ def main() -> int:
     names = drawn({row.model for row in rows}, asked.part, asked.models, asked.seed)
     _trace_missing(names, asked.traces)
     found = list(predicted(rows, names, asked.traces, asked.context_mib))
-    figures = summary(found, {row.model: row.faketensor_mib for row in rows})
+    figures = {"untraced": sorted(set(names) - {one.row.model for one in found}), **summary(found)}
     head = {key: str(value) for key, value in vars(asked).items() if key in ("part", "models", "seed", "context_mib")}
     for one in sorted((p for p in found if p.row.measured_mib), key=lambda p: -abs(p.error_frac))[: asked.worst]:
         print(f"{one.row.model} {one.row.batch_size} {one.family}: {one.error_frac:+.1%}", file=sys.stderr)
@@ -171,6 +172,8 @@ def predicted(rows: Iterable[Row], names: Sequence[str], traces: Path, context_m
         if line["model"] not in names or "error" in line:
             continue
         found = Prediction.from_json(line["prediction"])
+        if found.trace(max(timm_steps.SIZES) + 1) is None:  # its step depends on the batch: no two give the others
+            continue
         family = family_of(found.traces[0])
         source = "workspaces modelled" if any(line["convolutions"][0].values()) else "traced"
         sizes = {row.batch_size: reserved_bytes(line, found, row.batch_size) for row in wanted[line["model"]]}
@@ -201,7 +204,7 @@ def reserved_bytes(line: Mapping[str, Any], found: Prediction, batch_size: int) 
     """Returns the most that torch's allocator has of the card in two steps of a batch and in the loader's stream."""
     trace = found.trace(batch_size)
     if trace is None:
-        raise SystemExit(f"{line['model']}: the births of its two traces differ")
+        raise ValueError(f"{line['model']}: the births of its two traces differ")
     more = batch_size - found.traces[0].micro_batch
 
     def convolutions(ident: int) -> Iterator[Convolution]:
@@ -259,7 +262,7 @@ def loader(image_bytes: int) -> Iterator[Event]:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def summary(found: Sequence[Predicted], _: Mapping[str, float]) -> dict[str, Any]:
+def summary(found: Sequence[Predicted]) -> dict[str, Any]:
     """Returns the errors, the confusion of what fits, how often the intervals hold, and whether every bar is met."""
     fitted = [one for one in found if one.row.measured_mib is not None]
     constant = statistics.median((o.row.measured_mib or 0) - o.row.faketensor_mib for o in fitted)
@@ -301,6 +304,7 @@ def summary(found: Sequence[Predicted], _: Mapping[str, float]) -> dict[str, Any
         "faketensor": {**_errors(beside), "constant_mib": round(constant)},
         "families": families,
         "batch_sizes": batches,
+        "not_undercut": _errors(o.error_frac for o in fitted if not _undercut(o.row, fitted)),
         "largest_tenth": _errors(o.error_frac for o in largest),
         "confusion": confusion,
         "false_fits": [false_fits, over],
@@ -322,6 +326,12 @@ def _errors(errors: Iterable[float]) -> dict[str, float]:
         "most": sizes[-1],
     }
     return {"rows": len(found), **{name: round(value, 4) for name, value in figures.items()}}
+
+
+def _undercut(row: Row, found: Sequence[Predicted]) -> bool:
+    """Returns whether a larger batch of the model needed less, so that something else was measured with this one."""
+    larger = (o.row for o in found if o.row.model == row.model and o.row.batch_size > row.batch_size)
+    return any((other.measured_mib or 0) < (row.measured_mib or 0) for other in larger)
 
 
 def _held(found: Sequence[Predicted], level: float) -> float:
