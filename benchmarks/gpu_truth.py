@@ -30,7 +30,7 @@ from benchmarks import timm_steps
 from benchmarks.document import provenance, publish
 from trainables.knobs import LOOP
 from tuning.memory.allocator import MIB_BYTES, replay
-from tuning.memory.convolutions import Convolution, workspaces_of
+from tuning.memory.convolutions import ConvolutionKernel, workspaces_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.need import MARGINS, Margin
 from tuning.memory.prediction import Prediction
@@ -207,9 +207,9 @@ def reserved_bytes(line: Mapping[str, Any], found: Prediction, batch_size: int) 
         raise ValueError(f"{line['model']}: the births of its two traces differ")
     more = batch_size - found.traces[0].micro_batch
 
-    def convolutions(ident: int) -> Iterator[Convolution]:
+    def convolutions(ident: int) -> Iterator[ConvolutionKernel]:
         for one, other in zip(*(each.get(str(ident), []) for each in line["convolutions"]), strict=True):
-            yield Convolution(**{key: _at(one[key], other[key], more) for key in one})
+            yield ConvolutionKernel(**{key: _at(one[key], other[key], more) for key in one})
 
     events = list(two_steps(trace, convolutions))
     image_bytes = 4 * batch_size * math.prod(line["image"])
@@ -223,7 +223,7 @@ def _at(one: Any, other: Any, more: int) -> Any:
     return one if isinstance(one, str) else one + more * (other - one)
 
 
-def two_steps(trace: Trace, convolutions: Callable[[int], Iterable[Convolution]]) -> Iterator[Event]:
+def two_steps(trace: Trace, convolutions: Callable[[int], Iterable[ConvolutionKernel]]) -> Iterator[Event]:
     """Yields the first step, in which cuDNN times its kernels, and the second, which finds the optimiser's state made.
 
     The batch is left out; see `loader`. What the first step leaves, such as its loss, dies when the second has its own.
@@ -231,7 +231,7 @@ def two_steps(trace: Trace, convolutions: Callable[[int], Iterable[Convolution]]
     begin = next(at for at, phase in trace.marks if phase == "forward")
     kinds, most = trace.categories, len(trace.ops)
     yield from (event for event in trace.events[:begin] if kinds[event[0]] != "batch")
-    timed: set[Convolution] = set()
+    timed: set[ConvolutionKernel] = set()
     born = {own for own, size in trace.events[begin:] if size >= 0}
     left = born - {own for own, size in trace.events[begin:] if size < 0}
     ident = 3 * most

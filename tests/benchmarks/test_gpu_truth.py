@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import gpu_truth
-from tuning.memory.convolutions import Convolution
+from tuning.memory.convolutions import ConvolutionKernel
 from tuning.memory.trace import EMPTIED, MAY_BE_LESS, Trace
 
 TABLE = """model,batch_size,measured_mib,faketensor_mib
@@ -41,7 +41,7 @@ def test_the_draw_is_of_one_half_and_the_halves_are_all() -> None:
 
 
 def test_the_second_step_finds_the_state_made_and_times_nothing() -> None:
-    one = Convolution("forward", (2, 4, 8, 8), (2, 4, 8, 8), (4, 4, 3, 3), (1, 1))
+    one = ConvolutionKernel("forward", (2, 4, 8, 8), (2, 4, 8, 8), (4, 4, 3, 3), (1, 1))
     kinds = {0: "parameter", 1: "batch", 2: "activation", 3: "workspace", 4: "optimizer", 5: "temporary"}
     events = ((0, 10), (1, 20), (2, 30), (3, 512), (3, -1), (4, 10), (2, -1), (5, 4), (1, -1))
     trace = Trace(2, events, kinds, ((0, "setup"), (2, "forward")), ("a",) * 6)

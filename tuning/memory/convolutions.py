@@ -28,7 +28,7 @@ GROUPED = 2
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionKernel:
     """One operation of a convolution, channels first: the forward pass, or the gradient of its input or its weight.
 
     `image` is the shape of the input, (samples, channels, *size), `result` that of the output, `weight` as torch has
@@ -77,7 +77,7 @@ class Convolution:
         return max(self.workspace_bytes(), self.copies_bytes * (TRANSFORMED if is_transformed else 1))
 
 
-def workspaces_of(each: Convolution, timed: set[Convolution] | None) -> Iterable[int | Event]:
+def workspaces_of(each: ConvolutionKernel, timed: set[ConvolutionKernel] | None) -> Iterable[int | Event]:
     """Yields the bytes of the workspaces that it takes one after the other, and marks of the log.
 
     `timed` are those that cuDNN has timed so far, to which this one is added; None where it times none.

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuning.memory.convolutions import GROUPED, TRANSFORMED, Convolution, workspaces_of
+from tuning.memory.convolutions import GROUPED, TRANSFORMED, ConvolutionKernel, workspaces_of
 from tuning.memory.trace import EMPTIED, MAY_BE_LESS
 
-PLAIN = Convolution("forward", (8, 16, 32, 32), (8, 64, 32, 32), (64, 16, 3, 3), (1, 1))
+PLAIN = ConvolutionKernel("forward", (8, 16, 32, 32), (8, 64, 32, 32), (64, 16, 3, 3), (1, 1))
 IMAGE, RESULT, WEIGHT = (4 * n for n in (8 * 16 * 1024, 8 * 64 * 1024, 64 * 16 * 9))
 
 
@@ -38,7 +38,7 @@ def test_what_a_kernel_takes_follows_from_its_copies(more: dict[str, Any], taken
 def test_every_sample_adds_the_same_bytes(samples: int, operation: Any, groups: int) -> None:
     def at(n: int) -> tuple[int, int]:
         weight = (64, 16 // groups, 3, 3)
-        one = Convolution(operation, (n, 16, 9, 9), (n, 64, 9, 9), weight, (1, 1), groups)
+        one = ConvolutionKernel(operation, (n, 16, 9, 9), (n, 64, 9, 9), weight, (1, 1), groups)
         return one.workspace_bytes(), one.timed_bytes()
 
     few, some, many = at(samples), at(samples + 1), at(samples + 2)
@@ -47,7 +47,7 @@ def test_every_sample_adds_the_same_bytes(samples: int, operation: Any, groups: 
 
 
 def test_a_shape_is_timed_once_and_what_is_cached_is_given_back_then() -> None:
-    timed: set[Convolution] = set()
+    timed: set[ConvolutionKernel] = set()
     once = [MAY_BE_LESS, PLAIN.timed_bytes(), EMPTIED, PLAIN.workspace_bytes()]
     assert list(workspaces_of(PLAIN, timed)) == once
     assert list(workspaces_of(PLAIN, timed)) == once[-1:] == list(workspaces_of(PLAIN, None))

@@ -118,7 +118,7 @@ def predict(job: Job, micro_batches: Sequence[int] = ()) -> Prediction:
     if job.on_card and unseen:
         confidence = "workspaces unseen"
         traced.notes.add(f"workspaces that cuDNN chooses as it runs are not known: {', '.join(unseen)}")
-    elif job.on_card and any(workspaces.MODELLED in op for op in traced.operators):
+    elif job.on_card and any(workspaces.OF_MODEL in op for op in traced.operators):
         confidence = "workspaces modelled"
     return Prediction(confidence, tuple(sorted(traced.notes)), tuple(traced.traces))
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from tuning.memory.convolutions import Convolution, workspaces_of
+from tuning.memory.convolutions import ConvolutionKernel, workspaces_of
 from tuning.memory.trace import Event
 from tuning.memory.tracing.lifetimes import Insides
 
@@ -17,7 +17,7 @@ CUBLAS_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
 CUBLAS_HOPPER_BYTES = 4096 * 8 * 1024
 """A cuBLAS handle's workspace (ATen/cuda/CUDABlas.cpp); each thread that computes has a handle: forward, backward."""
 _PRODUCTS = frozenset(getattr(aten, n).default for n in ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation"))
-MODELLED = "convolution"
+OF_MODEL = "convolution"
 """Part of the names of operators whose workspaces follow a model of what cuDNN chooses (`memory.convolutions`)."""
 UNSEEN = "cudnn"
 """Part of the names of those whose workspaces are not known."""
@@ -32,7 +32,7 @@ class Cuda(Insides):
     def __init__(self, capability: tuple[int, int], *, times_convolutions: bool = False) -> None:
         self._handle_bytes = CUBLAS_HOPPER_BYTES if capability[0] >= 9 else CUBLAS_BYTES
         self._threads = set[bool]()
-        self._timed = set[Convolution]() if times_convolutions else None
+        self._timed = set[ConvolutionKernel]() if times_convolutions else None
 
     def transients(self, func: Any, args: Sequence[Any], result: Any) -> Iterable[int | Event]:
         """Yields the bytes of each workspace that the operator takes, one after the other, and marks between them."""
@@ -51,7 +51,7 @@ class Cuda(Insides):
         return self._handle_bytes
 
 
-def convolutions(func: Any, args: Sequence[Any], result: Any) -> list[Convolution]:
+def convolutions(func: Any, args: Sequence[Any], result: Any) -> list[ConvolutionKernel]:
     """Returns the operations of an operator that cuDNN does; none if it is another, or its tensors need no copy."""
     if func not in (aten.convolution.default, aten.convolution_backward.default):
         return []
@@ -66,7 +66,7 @@ def convolutions(func: Any, args: Sequence[Any], result: Any) -> list[Convolutio
     )
     shapes = [tuple(int(n) for n in shape) for shape in (image.shape, output.shape, weight.shape, stride)]
     rest = *shapes, int(groups), image.element_size()
-    found = [Convolution(cast(Any, name), *cast(Any, rest)) for name in asked]
+    found = [ConvolutionKernel(cast(Any, name), *cast(Any, rest)) for name in asked]
     return [each for each in found if not each.is_within_channels]
 
 
