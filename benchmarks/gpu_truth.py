@@ -143,15 +143,23 @@ def drawn(models: Iterable[str], part: str, count: int, seed: int) -> list[str]:
 
 
 def _trace_missing(names: Sequence[str], traces: Path) -> None:
-    """Adds the models that the file lacks, each as soon as it is traced."""
+    """Adds the models that the file lacks, each as soon as it is traced; one that ends the process has its line too."""
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    while missing := _missing(names, traces):
+        with traces.open("a", encoding="utf-8") as out:
+            command = [sys.executable, "-m", "benchmarks.timm_steps"]
+            done = subprocess.run(command, input="\n".join(missing), stdout=out, text=True, check=False, env=env)
+        if done.returncode > 0:
+            raise SystemExit("tracing does not start; its reason is above")
+        if done.returncode < 0:
+            with traces.open("a", encoding="utf-8") as out:
+                culprit = _missing(names, traces)[0]
+                out.write(json.dumps({"model": culprit, "error": f"signal {-done.returncode}"}) + "\n")
+
+
+def _missing(names: Sequence[str], traces: Path) -> list[str]:
     known = {line["model"] for line in _lines(traces)}
-    missing = [name for name in names if name not in known]
-    if not missing:
-        return
-    command = [sys.executable, "-m", "benchmarks.timm_steps"]
-    with traces.open("a", encoding="utf-8") as out:
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        subprocess.run(command, input="\n".join(missing), stdout=out, text=True, check=True, env=env)
+    return [name for name in names if name not in known]
 
 
 def _lines(traces: Path) -> Iterator[dict[str, Any]]:
