@@ -151,10 +151,9 @@ def _trace_missing(names: Sequence[str], traces: Path) -> None:
             done = subprocess.run(command, input="\n".join(missing), stdout=out, text=True, check=False, env=env)
         if done.returncode > 0:
             raise SystemExit("tracing does not start; its reason is above")
-        if done.returncode < 0:
+        if done.returncode < 0 and (left := _missing(names, traces)):  # it may also die when all is done
             with traces.open("a", encoding="utf-8") as out:
-                culprit = _missing(names, traces)[0]
-                out.write(json.dumps({"model": culprit, "error": f"signal {-done.returncode}"}) + "\n")
+                out.write(json.dumps({"model": left[0], "error": f"signal {-done.returncode}"}) + "\n")
 
 
 def _missing(names: Sequence[str], traces: Path) -> list[str]:
