@@ -16,8 +16,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from tuning.memory.trace import Event
+from tuning.memory.trace import EMPTIED, MAY_BE_LESS, Event
 
 MIB_BYTES = 2**20
 GRAIN_BYTES = 512
@@ -50,12 +51,19 @@ def replay(events: Iterable[Event], *, capacity_bytes: int | None = None) -> Rep
     allocator = CachingAllocator(capacity_bytes)
     malloc, free = allocator.malloc, allocator.free
     failed_at = None
+    may_be_less = False
     for index, (ident, size) in enumerate(events):
-        if size < 0:
+        if size >= 0:
+            if not (malloc(ident, size) or (may_be_less and any(malloc(ident, size >> n) for n in range(1, 64)))):
+                failed_at = index
+                break
+            may_be_less = False
+        elif ident >= 0:
             free(ident)
-        elif not malloc(ident, size):
-            failed_at = index
-            break
+        elif (ident, size) == EMPTIED:
+            allocator.empty_cache()
+        else:
+            may_be_less = (ident, size) == MAY_BE_LESS
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, failed_at)
 
 
@@ -67,7 +75,7 @@ def minimal_capacity(events: Sequence[Event], *, unlimited: Replay | None = None
     can be lucky, so that what fits is not quite monotone in the capacity.
     """
     found = replay(events) if unlimited is None else unlimited
-    low, high = -(-found.peak_allocated_bytes // STEP_BYTES), found.peak_reserved_bytes // STEP_BYTES
+    low, high = -(-_least_bytes(events, found) // STEP_BYTES), found.peak_reserved_bytes // STEP_BYTES
     slack = int(tolerance_frac * high)
 
     def fits(steps: int) -> bool:
@@ -79,6 +87,14 @@ def minimal_capacity(events: Sequence[Event], *, unlimited: Replay | None = None
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high * STEP_BYTES
+
+
+def _least_bytes(events: Sequence[Event], unlimited: Replay) -> int:
+    """Returns the most that is allocated at once, less what need not be whole."""
+    if MAY_BE_LESS not in events:
+        return unlimited.peak_allocated_bytes
+    may_be_less = {after[0] for mark, after in pairwise(events) if mark == MAY_BE_LESS}
+    return replay(event for event in events if event[0] not in may_be_less).peak_allocated_bytes
 
 
 class Block:

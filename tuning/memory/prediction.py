@@ -13,10 +13,11 @@ from tuning.memory.peaks import peak_of
 from tuning.memory.symbolic import between
 from tuning.memory.trace import Peak, Trace
 
-Confidence = Literal["traced", "workspaces unseen", "fallback", "none"]
+Confidence = Literal["traced", "workspaces modelled", "workspaces unseen", "fallback", "none"]
 """How far to trust a prediction.
 
-traced: every kernel is visible. workspaces unseen: RNN and convolution, whose workspaces the dispatcher does not show.
+traced: every kernel is visible. workspaces modelled: convolutions, whose workspaces follow a model of cuDNN's choices.
+workspaces unseen: RNNs, whose workspaces the dispatcher does not show.
 fallback: no compiler, so CPU kernels were traced in the place of CUDA's. none: it cannot be traced, and only trials can
 tell; the prediction's `notes` say why.
 """

@@ -13,7 +13,7 @@ import numpy as np
 from tuning.memory.trace import Peak
 
 EXTRAPOLATED, MEASURED = "extrapolated", "measured"
-SOURCES = ("traced", "workspaces unseen", "fallback", MEASURED, "bound", "none")
+SOURCES = ("traced", "workspaces modelled", "workspaces unseen", "fallback", MEASURED, "bound", "none")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class MemoryProfile:
 
         def point(peak: Peak) -> Point:
             share = peak.alone_bytes / peak.live_bytes if alone and peak.live_bytes else 1.0
-            found = (peak.allocated_bytes, peak.capacity_bytes) if cuda else (peak.live_bytes, peak.live_bytes)
+            least = min(peak.allocated_bytes, peak.capacity_bytes)  # cuDNN's timing takes more only if there is room
+            found = (least, peak.capacity_bytes) if cuda else (peak.live_bytes, peak.live_bytes)
             return Point(peak.micro_batch, *(round(share * size) for size in found))
 
         return cls(floor_bytes, tuple(point(p) for p in peaks), confidence)

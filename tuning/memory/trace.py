@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 Event = tuple[int, int]
 """(storage id, bytes): it is born; (storage id, -1): it dies."""
+EMPTIED: Event = (-1, -1)
+"""A mark: here torch hands what it caches back to the card."""
+MAY_BE_LESS: Event = (-2, -1)
+"""A mark: if the card has no room for the storage that is born next, it is halved until it fits."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ _PART_WORDS = {
     "batch": "the batch itself",
 }
 _TRUST = {
-    "workspaces unseen": "kernels of RNNs and convolutions take workspaces that cannot be seen",
+    "workspaces modelled": "kernels of convolutions take workspaces that are modelled, not seen",
+    "workspaces unseen": "kernels of RNNs take workspaces that cannot be seen",
     "fallback": "kernels of the CPU were traced in the place of CUDA's, which could not be (the reason is in a note)",
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.tuning.memory.logs import KIB, MIB, logs
 from tuning.memory.allocator import GRAIN_BYTES, STEP_BYTES, CachingAllocator, Replay, minimal_capacity, replay
-from tuning.memory.trace import Event
+from tuning.memory.trace import EMPTIED, MAY_BE_LESS, Event
 
 
 def peaks(found: Replay) -> tuple[float, float]:
@@ -122,3 +122,17 @@ def test_the_minimal_capacity_suffices_and_a_step_less_does_not(events: list[Eve
 
 def test_deaths_of_what_was_never_born_have_no_effect() -> None:
     assert replay([(7, -1), (1, 0), (1, -1), (7, -1)]) == Replay(0, 0)
+
+
+def test_an_emptied_cache_gives_back_whole_segments_alone() -> None:
+    events: list[Event] = [(0, 30 * MIB), (1, 5 * MIB), (2, 5 * MIB), (0, -1), (1, -1), EMPTIED, (3, 40 * MIB)]
+    assert peaks(replay(events)) == (45, 60)  # without the mark 90: the 20 MiB of the other stay, half in use
+    assert replay(events[:-2] + events[-1:]).peak_reserved_bytes == 90 * MIB
+
+
+def test_a_workspace_that_may_be_less_is_halved_until_it_fits() -> None:
+    events: list[Event] = [(0, 20 * MIB), MAY_BE_LESS, (1, 100 * MIB), (1, -1), (2, 30 * MIB)]
+    assert peaks(replay(events, capacity_bytes=60 * MIB)) == (50, 50)  # 25 MiB are taken, in a segment of 26
+    assert replay(events, capacity_bytes=40 * MIB).failed_at == 4, "the next one is whole again"
+    assert replay(events).peak_reserved_bytes == 120 * MIB
+    assert minimal_capacity(events) == 50 * MIB

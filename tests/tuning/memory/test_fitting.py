@@ -20,7 +20,7 @@ GIB = 2**30
 SIZES = (1, 4, 16, 64, 128)
 PEAKS = [peak_of(step(m)) for m in SIZES]
 kernels = pytest.mark.parametrize("kernels", ["cuda", "cpu"])
-confidences = st.sampled_from(["traced", "workspaces unseen", "fallback"])
+confidences = st.sampled_from(["traced", "workspaces modelled", "workspaces unseen", "fallback"])
 
 
 @kernels

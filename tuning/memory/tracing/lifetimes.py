@@ -17,9 +17,9 @@ from tuning.memory.trace import Event, Trace
 class Insides:
     """Memory that operators of a kind of device take inside themselves, unseen by the dispatcher; here nothing."""
 
-    def transient_bytes(self, func: Any, args: Sequence[Any]) -> int:
-        """Returns the bytes that the operator takes beside its result and gives back."""
-        return 0
+    def transients(self, func: Any, args: Sequence[Any], result: Any) -> Iterable[int | Event]:
+        """Returns the bytes that the operator takes beside its result and gives back one by one, and marks."""
+        return ()
 
     def kept_bytes(self, func: Any, phase: str) -> int:
         """Returns the bytes that the operator's library takes at this use, its first, and never gives back."""
@@ -32,6 +32,7 @@ class Insides:
 
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
+_ADD = torch.ops.aten.add.Tensor
 
 
 class Untraceable(Exception):
@@ -46,6 +47,9 @@ class Lifetimes(TorchDispatchMode):
     device is refused (Untraceable), but for floating point ones, which are 1: they seldom decide a shape.
 
     Tensors born in the backward pass, recomputed blocks included, belong to the phase "backward", whatever `phase` is.
+
+    Where gradients meet, autograd adds in place if nobody else holds the first one, but never below a dispatch mode. So
+    on a card a gradient that dies with its sum is counted as dead before it; a virtual card counts below such a mode.
     """
 
     cap_bytes = 1 << 62
@@ -58,6 +62,7 @@ class Lifetimes(TorchDispatchMode):
         self.operators: set[str] = set()
         """Names of all operators that ran on the device."""
         self._device_type, self._fake, self._insides = device_type, fake, insides
+        self._is_card = device_type != "cpu"
         self._events: list[Event] = []
         self._ops: list[str] = []
         self._marks: list[tuple[int, str]] = []
@@ -66,6 +71,8 @@ class Lifetimes(TorchDispatchMode):
         self._ids: dict[int, int] = {}
         """Address of a storage -> id, of those alive."""
         self._refs: dict[int, Any] = {}
+        self._sum_at = -1
+        """Index of the last event that is a birth, if that is of a sum of gradients; -1 if not."""
 
     def adopt(self, tensors: Iterable[Tensor], category: str = "batch") -> None:
         """Counts tensors that exist already; they are called a `category`."""
@@ -92,7 +99,7 @@ class Lifetimes(TorchDispatchMode):
             func = _packed
         self._enter("backward" if torch._C._current_graph_task_id() != -1 else self.phase)
         device = kwargs.get("device")
-        on_device = device is not None and self._device_type != "cpu" and torch.device(device).type == self._device_type
+        on_device = device is not None and self._is_card and torch.device(device).type == self._device_type
         if func is not _packed and (on_device or _any_fake(args)):
             # Straight to the mode: by way of the tensors' class it takes half as long again.
             result = self._fake.__torch_dispatch__(func, types, args, kwargs)
@@ -106,15 +113,24 @@ class Lifetimes(TorchDispatchMode):
         for item in result if isinstance(result, list | tuple) else (result,):
             if isinstance(item, Tensor):
                 self._see(item, operator)
-        hidden = self._insides.transient_bytes(func, args)
-        if hidden > 0:
-            self._events.append((self._birth(hidden, operator, "workspace"), -1))
+        if func is _ADD and self._is_card and phase == "backward" and not torch.is_grad_enabled():
+            self._sum_at = len(self._events) - 1 if self._events[-1][1] >= 0 else -1
+        for hidden in self._insides.transients(func, args, result):
+            if isinstance(hidden, tuple):
+                self._events.append(hidden)
+            elif hidden > 0:
+                self._events.append((self._birth(hidden, operator, "workspace"), -1))
         return result
 
     def hold(self, sizes: Iterable[int]) -> None:
         """Counts storages that a workload keeps on the device from step to step."""
         for size in sizes:
             self._birth(size, "kept by the workload", "buffer")
+
+    @property
+    def births(self) -> int:
+        """The number of storages so far, which is the id of the next."""
+        return len(self._ops)
 
     def survivors(self) -> list[int]:
         """Returns the bytes of each storage that is alive, once whoever asks has let go of the step."""
@@ -139,18 +155,21 @@ class Lifetimes(TorchDispatchMode):
                 continue
             own = self._ids[address] = self._birth(size, operator, "")
 
-            def died(_: object, own: int = own, address: int = address) -> None:
+            def died(_: object, own: int = own, address: int = address, size: int = size) -> None:
                 if self._refs.pop(own, None) is not None:
-                    self._events.append((own, -1))
+                    is_summed = self._sum_at >= 0 and self._events[self._sum_at][1] == size
+                    self._events.insert(self._sum_at if is_summed else len(self._events), (own, -1))
+                    self._sum_at = -1 if is_summed else self._sum_at
                     del self._ids[address]
 
             self._refs[own] = weakref.ref(storage, died)
 
     def _birth(self, size: int, operator: str, category: str) -> int:
-        own = len(self._ops)
+        own = self.births
         if not self._marks:
             self._enter(self.phase)
         self._events.append((own, size))
+        self._sum_at = -1
         self._ops.append(operator)
         self._born_in.append(self._marks[-1][1])
         if category:

@@ -49,9 +49,9 @@ class OneDnn(Insides):
         self._fake, self._transient = fake, transient
         self._known: dict[str, Answer] = {}
 
-    def transient_bytes(self, func: Any, args: Sequence[Any]) -> int:
+    def transients(self, func: Any, args: Sequence[Any], result: Any) -> Sequence[int]:
         """Returns the most bytes that the operator holds at once beside its result."""
-        return self._asked(func, args).transient_bytes if self._transient and func in _ASKED else 0
+        return (self._asked(func, args).transient_bytes,) if self._transient and func in _ASKED else ()
 
     def corrected(self, func: Any, args: Sequence[Any], result: Any) -> Any:
         """Returns the result; that of an LSTM's layer as it really is, for torch's fake kernel lacks its workspace."""

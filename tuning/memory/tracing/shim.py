@@ -21,7 +21,10 @@ from tuning.memory.predictor import compiler
 
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 COMPILE_TIMEOUT_S, SMOKE_TIMEOUT_S = 180.0, 60.0
+FUSED = ("silu_backward", "mish_backward")
+"""One kernel each on a card. Without it torch takes them apart, and a trace has four copies of an activation more."""
 _NAME = "fake_cuda.so"
+_KERNELS: list[Any] = []  # torch takes a kernel back with its library
 
 
 class NoShim(Exception):
@@ -53,6 +56,10 @@ def load(path: Path, capability: tuple[int, int]) -> None:
     import torch
 
     loaded.cardtune_choose_attention(*capability)
+    for name in FUSED:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            _KERNELS.append(torch.library.Library("aten", "IMPL"))
+            _KERNELS[-1].impl(name, _no_kernel, "CUDA")
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     for name, answer in (("is_bf16_supported", True), ("current_device", 0), ("is_initialized", True)):
         setattr(torch.cuda, name, _always(answer))
@@ -62,6 +69,10 @@ def load(path: Path, capability: tuple[int, int]) -> None:
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(data, device="cuda"): copied where a mode sees the copy
     # Recurrent layers ask before they lay out their weights, and a build with CUDA would look for the library itself.
     cast(Any, torch.backends.cudnn).is_acceptable = _always(False)
+
+
+def _no_kernel(*args: Any, **how: Any) -> Any:
+    raise NotImplementedError("a kernel of a card that is not here")
 
 
 def _always(value: Any) -> Any:

@@ -34,7 +34,7 @@ from trainables.workload_files import load
 from tuning.memory.prediction import Confidence, Prediction
 from tuning.memory.trace import Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
-from tuning.memory.tracing.lifetimes import Lifetimes
+from tuning.memory.tracing.lifetimes import Insides, Lifetimes
 
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 """A process has one: a workload may keep tensors of one step for the next."""
@@ -113,10 +113,13 @@ def predict(job: Job, micro_batches: Sequence[int] = ()) -> Prediction:
         return Prediction("none", (*sorted(traced.notes), reason(error)), ())
     if job.config.knobs.compile != "off":
         traced.notes.add("knobs.compile: the step was traced uncompiled; compiled it may need less")
-    unseen = sorted(op for op in traced.operators if any(part in op for part in workspaces.UNSEEN))
-    confidence: Confidence = "workspaces unseen" if unseen and job.on_card else "traced"
-    if confidence == "workspaces unseen":
+    confidence: Confidence = "traced"
+    unseen = sorted(op for op in traced.operators if workspaces.UNSEEN in op)
+    if job.on_card and unseen:
+        confidence = "workspaces unseen"
         traced.notes.add(f"workspaces that cuDNN chooses as it runs are not known: {', '.join(unseen)}")
+    elif job.on_card and any(workspaces.OF_MODEL in op for op in traced.operators):
+        confidence = "workspaces modelled"
     return Prediction(confidence, tuple(sorted(traced.notes)), tuple(traced.traces))
 
 
@@ -137,7 +140,9 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
 
     `kept` are those that steps before it have left.
     """
-    insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(FAKE, transient=job.insides)
+    insides: Insides = onednn.OneDnn(FAKE, transient=job.insides)
+    if job.on_card:
+        insides = workspaces.Cuda(job.capability, times_convolutions=job.config.knobs.cudnn_benchmark)
     lifetimes = Lifetimes(job.config.device, FAKE, insides)
     lifetimes.hold(kept)
     trace = _traced_step(traced, job, micro_batch, lifetimes)
