@@ -200,19 +200,19 @@ MOST_LINES = {
     "tuning/cli/*.py": 2_210,
     "tuning/config/*.py": 2_400,
     "tuning/journal/*.py": 1_320,
-    "tuning/memory/*.py": 3_170,
+    "tuning/memory/*.py": 3_350,
     "tuning/outside/*.py": 870,
     "tuning/ray/*.py": 870,
-    "tuning/report/*.py": 3_130,
+    "tuning/report/*.py": 3_140,
     "tuning/search/*.py": 3_660,
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_450,
     "tuning/workers/*.py": 5_090,
     "trainables/*.py": 11_680,
-    "tests/benchmarks/*.py": 420,
+    "tests/benchmarks/*.py": 480,
     "tests/golden/*.py": 760,
     "tests/trainables/*.py": 8_000,
-    "tests/tuning/*.py": 15_330,
+    "tests/tuning/*.py": 15_400,
 }
 
 
