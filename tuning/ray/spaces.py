@@ -91,19 +91,16 @@ def _plain(name: str, value: Any) -> Any:
     ):
         what = f"space: {name}={value!r} is drawn in a way that a search by known speeds cannot use"
         raise ConfigError(what, allowed=_DOMAINS, remedy=f"{name}=tune.choice([...]), or a range without steps")
-    is_whole = isinstance(value, sample.Integer)
-    return {
-        "low": value.lower,
-        "high": value.upper - 1 if is_whole else value.upper,  # Tune's upper end is excluded
-        "log": isinstance(drawn, sample.LogUniform),
-        "integer": is_whole,
-    }
+    if isinstance(value, sample.Integer):  # Tune's upper end is excluded
+        ends: tuple[int | float, int | float] = int(value.lower), int(value.upper) - 1
+    else:
+        ends = float(value.lower), float(value.upper)
+    return {"low": ends[0], "high": ends[1], "log": isinstance(drawn, sample.LogUniform)}
 
 
 def _values(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
-        kind = int if value.get("integer") else float
-        return [kind(value[end]) for end in ("low", "high") if end in value]
+        return [value[end] for end in ("low", "high") if end in value]
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
