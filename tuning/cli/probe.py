@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from tuning.config.errors import ConfigError
 from tuning.config.schema import duration_s
 from tuning.config.shareable import shareable
 from tuning.outside import edit
-from tuning.outside.compare import TODAY, Compared, compare, growth_bytes
+from tuning.outside.compare import LEAST_GAIN, UNCHANGED, Compared, compare, growth_bytes
 from tuning.outside.edit import Edit
 from tuning.outside.runs import Look, Program, Setting
 from tuning.report.format import duration, labelled, percent, plain, plural, rate, ratio, size, table
@@ -76,7 +77,12 @@ def main(argv: Sequence[str]) -> int:
         line(messages, f"{name:24} {f'failed: {plain(why)[:120]}' if found is None else speed(found)}")
 
     line(messages, f"runs it as it is, then with settings changed from outside, for about {duration(limit_s)}")
-    answer = compare(program, limit_s, machine.cores(), told)
+    try:
+        answer = compare(program, limit_s, machine.cores(), told)
+    except ConfigError:
+        if not program.output.exists() or not program.output.read_bytes():  # else it is where its error is looked up
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     edits = list(_edits(answer))
     diff = edit.patch(edits)
     if diff:
@@ -100,9 +106,10 @@ def sentence(answer: Compared) -> str:
     """Returns the answer: what to write where, and how much faster that is."""
     if answer.refused:
         return f"Nothing can be compared: {plain(answer.refused)}."
-    if answer.gain is not None and answer.gain.grounds:
-        said = f"{answer.gain.of} was {ratio(answer.gain)} times as fast by {answer.gain.grounds}, too little to go by"
-        return f"Not known yet: {said}; a larger --max-time compares them in turns."
+    if answer.pick is None and answer.gain is not None and answer.gain.ratio >= LEAST_GAIN:
+        by = answer.gain.grounds or f"{plural(answer.gain.rounds, 'round')} in turns"
+        said = f"{answer.gain.of} was {ratio(answer.gain)} times as fast by {by}, which is too little to go by"
+        return f"Not known yet: {said}; a larger --max-time tells more."
     if answer.pick is None or answer.gain is None:
         known = sum(len(looks) for looks in answer.looks.values())
         bound = "it hardly waits for data, and " if answer.today.loader and answer.today.share("waiting") < 0.1 else ""
@@ -110,11 +117,9 @@ def sentence(answer: Compared) -> str:
             f"Keep it as it is: {bound}no setting that can be changed from outside was faster ({plural(known, 'run')})."
         )
     wanted = " and ".join(_places(answer, answer.pick.setting))
-    shown, rounds = ratio(answer.gain), plural(answer.gain.rounds, "round")
-    times, _, interval = shown.partition(" ")
-    sure = (
-        f"95 % interval {interval.strip('()')}, {rounds}" if interval else f"by {rounds}: --max-time 3m tells it surer"
-    )
+    rounds = f"{plural(answer.gain.rounds, 'round')} in turns"
+    times, _, interval = ratio(answer.gain).partition(" ")
+    sure = f"95 % interval {interval.strip('()')}, {rounds}" if interval else f"by {rounds}"
     return f"Write {wanted}: it trains {times} times as fast ({sure})."
 
 
@@ -188,7 +193,9 @@ def _rows(answer: Compared, program: Program, took_s: float) -> Iterator[tuple[s
 def _tried(answer: Compared) -> Iterator[Sequence[object]]:
     for name, looks in answer.looks.items():
         option = answer.options.get(name)
-        over = "-" if name == TODAY else f"{looks[0].per_s / answer.today.per_s:.2f}x" if answer.today.per_s else "-"
+        over = (
+            "-" if name == UNCHANGED else f"{looks[0].per_s / answer.today.per_s:.2f}x" if answer.today.per_s else "-"
+        )
         if answer.gain is not None and answer.gain.of == name and answer.gain.rounds:
             over = f"{ratio(answer.gain, 'x')} in turns"
         may = "  may change what is learned" * bool(option and option.learns_otherwise)

@@ -46,7 +46,7 @@ _MEASURES = {"probe": "timing", "trial": "training", "window": "timing in turns"
 
 @dataclass(frozen=True)
 class BestSoFar:
-    """What would be picked now, or was: a trial, or the fastest probe before any has ended."""
+    """The trial that is or would be picked; the fastest probe before any trial has ended."""
 
     name: str
     config: Config

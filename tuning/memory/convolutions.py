@@ -1,14 +1,14 @@
-"""Memory that cuDNN takes beside its arguments for a convolution: a model, from the shapes alone.
+"""A model of the memory that cuDNN takes beside the tensors of a convolution, from their shapes alone.
 
 On tensor cores its kernels read and write channels last. Other tensors are copied into a workspace: what the kernel
 reads, and in the backward pass also what it writes, since only the forward kernels write channels first by themselves.
 Products of single pixels (1 x 1) need no copy, nor do kernels within a channel, which are torch's own. Kernels of
 groups take twice the copies in the backward pass and none in the forward pass.
 
-Where cuDNN times its kernels at the first use of a shape, torch takes the largest workspace that any of them asks for,
+If cuDNN times its kernels at the first use of a shape, torch takes the largest workspace that any of them asks for,
 and then hands all that it caches back to the card. The largest are Winograd's and Fourier's, for stride 1.
 
-No card was at hand: these rules were chosen by what nvidia-smi measured of 50 models of timm on an A100, fp32 with
+No card was at hand: these rules were chosen by what nvidia-smi measured of 47 models of timm on an A100, fp32 with
 TF32, and judged by others (docs/log/cards.md).
 """
 
@@ -29,7 +29,7 @@ GROUPED = 2
 
 @dataclass(frozen=True)
 class ConvolutionKernel:
-    """One operation of a convolution, channels first: the forward pass, or the gradient of its input or its weight.
+    """One operation of a convolution with channels first, which is the forward pass or the gradient of input or weight.
 
     `image` is the shape of the input, (samples, channels, *size), `result` that of the output, `weight` as torch has
     it.

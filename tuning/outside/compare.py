@@ -23,7 +23,7 @@ TURNS_FRAC = 0.45
 """The share of the time that is kept for turns, once something was faster; before that it is that of one round."""
 MOST_ROUNDS = 8
 IMAGES = "channels_last"
-TODAY = "as it is"
+UNCHANGED = "as it is"
 Told = Callable[[str, Look | None, str], None]
 """Hears of each run: its name, what it showed, or why it failed."""
 
@@ -39,10 +39,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Compared:
-    """What was found: the program as it is, every run by name, what failed and why, and the fastest in turns.
+    """The program as it is, every run by name, what failed and why, and the fastest in turns.
 
-    `pick` is None if nothing was faster in turns; `gain` is that of the fastest. `refused` says why nothing can be
-    compared.
+    `pick` is None if the 95 % interval of no gain is above 1; `gain` is that of the fastest. `refused` says why nothing
+    can be compared.
     """
 
     today: Look
@@ -90,8 +90,8 @@ def compare(program: Program, max_time_s: float, cores: int, told: Told) -> Comp
     """
     until = time.monotonic() + max_time_s
     today = program.look({}, None, RUN_S, max_time_s)
-    told(TODAY, today, "")
-    answer = Compared(today, {TODAY: [today]}, {}, {})
+    told(UNCHANGED, today, "")
+    answer = Compared(today, {UNCHANGED: [today]}, {}, {})
     number = min(today.training) if today.training else None
 
     def look(option: Option) -> Look | None:
@@ -106,7 +106,7 @@ def compare(program: Program, max_time_s: float, cores: int, told: Told) -> Comp
         told(option.name, found, "")
         return found
 
-    as_it_is = Option(TODAY, {})
+    as_it_is = Option(UNCHANGED, {})
     tried, each_s = list[Option](), today.wall_s
     for option in options(today, cores):
         turns_s = TURNS_FRAC * max_time_s if _finalists(answer, tried) else 2 * each_s
@@ -130,19 +130,19 @@ def compare(program: Program, max_time_s: float, cores: int, told: Told) -> Comp
             break
         order = [as_it_is, *finalists] if number_of_round % 2 == 0 else [*finalists, as_it_is]
         seen = {one.name: look(one) for one in order}
-        base = seen[TODAY]
+        base = seen[UNCHANGED]
         for one in finalists:
             if base is not None and (own := seen[one.name]) is not None and base.per_s and own.per_s:
                 seconds = min(base.measured_s, own.measured_s)
                 rounds.setdefault(one.name, []).append(Pair(own.per_s, base.per_s, seconds))
         number_of_round += 1
-    gains = {name: uncertainty.gain(name, TODAY, pairs) for name, pairs in rounds.items()}
+    gains = {name: uncertainty.gain(name, UNCHANGED, pairs) for name, pairs in rounds.items()}
     best = max((g for g in gains.values() if g is not None), key=lambda g: g.ratio, default=None)
     if not rounds and finalists:  # a promise, no answer: one run of each is too little to go by
         name = finalists[-1].name
-        best = Gain(name, TODAY, answer.looks[name][0].per_s / today.per_s, None, None, 0, "one run of each")
+        best = Gain(name, UNCHANGED, answer.looks[name][0].per_s / today.per_s, None, None, 0, "one run of each")
         return Compared(today, answer.looks, answer.failed, answer.options, gain=best)
-    if best is None or best.ratio < LEAST_GAIN or (best.low is not None and best.low < 1.0):
+    if best is None or best.ratio < LEAST_GAIN or best.low is None or best.low < 1.0:
         return Compared(today, answer.looks, answer.failed, answer.options, gain=best)
     return Compared(today, answer.looks, answer.failed, answer.options, answer.options[best.of], best)
 

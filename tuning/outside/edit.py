@@ -1,4 +1,4 @@
-"""Where settings are written in the user's code: the call of a loader or an optimiser with arguments, as a diff."""
+"""Writes settings into the calls that make a loader or an optimiser in the user's code, as a diff."""
 
 from __future__ import annotations
 

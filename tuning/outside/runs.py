@@ -62,7 +62,7 @@ class SeenModel(BaseModel):
 
 
 class Look(BaseModel):
-    """What one run showed. `counted` steps took `measured_s`, with `samples` of the loaders `training`; 0 if unknown.
+    """The figures of one run. `counted` steps took `measured_s`, with `samples` of the loaders `training`, if known.
 
     `parts` are seconds of waiting for data, backward and optimiser within `split_s`; `memory` is (step, bytes held).
     `reread` are files of an earlier run that it opened before its first step.

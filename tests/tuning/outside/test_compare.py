@@ -7,7 +7,7 @@ import pytest
 
 from tuning.config.errors import ConfigError
 from tuning.outside import compare as comparing
-from tuning.outside.compare import TODAY, Compared, compare, growth_bytes, options
+from tuning.outside.compare import UNCHANGED, Compared, compare, growth_bytes, options
 from tuning.outside.runs import Look, SeenLoader, SeenModel, SeenOptimizer, Setting
 
 LOADER = SeenLoader(
@@ -88,7 +88,7 @@ def test_what_is_slower_together_is_set_alone(monkeypatch):
 def test_without_anything_faster_it_stays_as_it_is(monkeypatch, shares):
     found = answered(Formula(shares), monkeypatch)
     assert found.pick is None
-    assert set(found.looks) > {TODAY}
+    assert set(found.looks) > {UNCHANGED}
 
 
 def test_one_run_of_each_is_too_little(monkeypatch):

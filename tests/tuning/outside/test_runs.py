@@ -4,15 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.tuning.outside.test_compare import LOADER, Formula, seen
 from tuning.__main__ import main
+from tuning.cli import probe as probing
 from tuning.config.errors import ConfigError
-from tuning.outside import compare as comparing
-from tuning.outside.compare import Option
 from tuning.outside.runs import Program
 
 SCRIPT = """\
@@ -128,19 +129,27 @@ def test_their_own_start_up_module_runs_too(place: Path) -> None:
 def test_the_command_says_what_to_write_and_where(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers = Option("num_workers=2", {"num_workers": 2, "persistent_workers": True})
-    monkeypatch.setattr(comparing, "options", lambda today, cores: [workers])
-    monkeypatch.setattr(comparing, "MOST_ROUNDS", 1)
-    waits = "import time\nclass Slow(TensorDataset):\n    def __getitem__(self, i):\n        time.sleep(0.01)\n"
-    slow = SCRIPT.replace("data = TensorDataset", waits + "        return super().__getitem__(i)\ndata = Slow")
-    (place / "train.py").write_text(slow)
-    assert main(["probe", "--max-time", "5m", "--json", "--", sys.executable, "train.py"]) == 0
+    class Known(Formula):
+        """A program whose figures are given; those of the script above are in other tests."""
+
+        dropped: tuple[str, ...] = ()
+        wrote: tuple[str, ...] = ()
+        others_frac = 0.0
+
+        def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+            today = seen(loader=LOADER.model_copy(update={"file": str(place / "train.py"), "line": 9}))
+            super().__init__({"num_workers=2": 0.5}, today)
+
+    monkeypatch.setattr(probing, "Program", Known)
+    assert main(["probe", "--max-time", "5m", "--json", "--", "python", "train.py"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["set"] == {"num_workers": 2, "persistent_workers": True}
-    assert "train.py:14" in found["answer"]
+    assert "train.py:9" in found["answer"]
     (folder,) = (place / "runs" / "probe").iterdir()
     subprocess.run(["git", "apply", str(folder / "probe.patch")], cwd=place, check=True)
     assert "drop_last=True, num_workers=2, persistent_workers=True)" in (place / "train.py").read_text()
+    assert main(["probe", "--max-time", "5m", "--", "python", "train.py"]) == 0
+    assert capsys.readouterr().out.startswith("Write num_workers=2, persistent_workers=True in DataLoader(...)")
 
 
 @pytest.mark.parametrize(
@@ -154,3 +163,4 @@ def test_the_command_says_what_to_write_and_where(
 def test_bad_input_is_said(place: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
     assert main(["probe", *words]) == 2
     assert says in capsys.readouterr().err
+    assert not list(place.glob("runs/probe/*")), "nothing is written"

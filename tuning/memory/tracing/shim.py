@@ -72,7 +72,7 @@ def load(path: Path, capability: tuple[int, int]) -> None:
 
 
 def _no_kernel(*args: Any, **how: Any) -> Any:
-    raise NotImplementedError("a kernel of a card that is not here")
+    raise RuntimeError("a kernel of CUDA was called, and there is no card")
 
 
 def _always(value: Any) -> Any:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ORDER: dict[str, Any] = json.loads(os.environ.get("CARDTUNE_OUTSIDE", "{}"))
+ASKED: dict[str, Any] = json.loads(os.environ.get("CARDTUNE_OUTSIDE", "{}"))
 LEFT_OUT_STEPS = 3
 """Steps before any are counted: the first allocate, choose kernels, and say which loader trains."""
 QUEUES = 3
@@ -39,10 +39,10 @@ def _torch() -> Any:
 
 
 class _Watch:
-    """What is seen of the training: loaders and optimisers as they are made, then its steps."""
+    """Loaders and optimisers of the training as they are made, then its steps."""
 
     def __init__(self) -> None:
-        self.settings = dict(ORDER["settings"])
+        self.settings = dict(ASKED["settings"])
         self.loaders: list[dict[str, Any]] = []
         self.known: dict[tuple[Any, ...], int] = {}
         self.optimizers: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ class _Watch:
     def _claims(self) -> bool:
         """Returns whether this process is the one that is looked at: of several the first that steps."""
         try:
-            os.close(os.open(ORDER["out"] + ".claim", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(ASKED["out"] + ".claim", os.O_CREAT | os.O_EXCL))
         except OSError:
             return False
         atexit.register(self.write)
@@ -150,8 +150,8 @@ class _Watch:
             self.step_s = [*self.step_s[-199:], now - self.last]
         if self.counted % MEMORY_EVERY == 1:
             self.memory.append((self.counted, self._held()))
-        is_enough = self.measured_s >= ORDER["window_s"] and self.counted >= ORDER["steps"] and self._has_passed()
-        if is_enough or now - self.begun > ORDER["longest_s"]:
+        is_enough = self.measured_s >= ASKED["window_s"] and self.counted >= ASKED["steps"] and self._has_passed()
+        if is_enough or now - self.begun > ASKED["longest_s"]:
             if self.has_cuda and not self.is_split:
                 _torch().cuda.synchronize()
                 self.measured_s += clock() - now
@@ -165,7 +165,7 @@ class _Watch:
         """Returns whether a whole pass was counted, with what its beginning costs; True for a long one."""
         in_pass = self.loaders[min(self.training)]["batches"] if self.training else 0
         pass_s = in_pass * self.measured_s / max(1, self.batches)
-        return self.batches >= in_pass or pass_s > ORDER["longest_s"]
+        return self.batches >= in_pass or pass_s > ASKED["longest_s"]
 
     def _held(self) -> int:
         if self.has_cuda:
@@ -186,9 +186,9 @@ class _Watch:
             found["device"] = torch.cuda.get_device_name()
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
             found["reserved_bytes"] = torch.cuda.max_memory_reserved()
-        part = ORDER["out"] + ".part"
+        part = ASKED["out"] + ".part"
         Path(part).write_text(json.dumps(found), encoding="utf-8")
-        Path(part).replace(ORDER["out"])
+        Path(part).replace(ASKED["out"])
 
 
 def _size(batch: Any) -> int:
@@ -239,7 +239,7 @@ def _watch_loaders(module: Any) -> None:
         samplers = (asked.arguments.get("shuffle"), type(asked.arguments.get("sampler")).__name__)
         index = WATCH.known.setdefault((*_lines(), *samplers), len(WATCH.loaders))
         own = {name: asked.arguments.get(name) for name in ("batch_size", "shuffle", "num_workers", "prefetch_factor")}
-        if index == ORDER["loader"]:
+        if index == ASKED["loader"]:
             changed = {name: value for name, value in WATCH.settings.items() if name in signature.parameters}
             asked.arguments.update(changed)
             if not asked.arguments.get("num_workers"):
@@ -389,9 +389,9 @@ def _theirs() -> None:
 
 START = clock()
 STANDARD_LIBRARY = f"{os.sep}lib{os.sep}python{sys.version_info[0]}.{sys.version_info[1]}{os.sep}"
-if ORDER:
+if ASKED:
     WATCH = _Watch()
-    WROTE = frozenset(ORDER["wrote"])
+    WROTE = frozenset(ASKED["wrote"])
     if WROTE:
         sys.addaudithook(_note_what_is_read)
     _targets = {"torch.utils.data.dataloader": _watch_loaders, "torch.optim.optimizer": _watch_optimizers}
