@@ -48,7 +48,8 @@ class Lifetimes(TorchDispatchMode):
 
     Tensors born in the backward pass, recomputed blocks included, belong to the phase "backward", whatever `phase` is.
 
-    Autograd adds gradients in place if nobody else holds the first one, but never below a dispatch mode. So on a card a gradient that dies with its sum is counted as dead before it; a virtual card counts below such a mode.
+    Autograd adds gradients in place if nobody else holds the first one, but never below a dispatch mode. So on a card a
+    gradient that dies with its sum is counted as dead before it; a virtual card counts below such a mode.
     """
 
     cap_bytes = 1 << 62
