@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from tuning.config.errors import ConfigError
 from tuning.outside.runs import Look, Program, Setting
@@ -52,7 +52,6 @@ class Compared:
     pick: Option | None = None
     gain: Gain | None = None
     refused: str = ""
-    notes: list[str] = field(default_factory=list)
 
 
 def options(today: Look, cores: int) -> list[Option]:
@@ -88,80 +87,96 @@ def compare(program: Program, max_time_s: float, cores: int, told: Told) -> Comp
 
     Raises ConfigError if the program as it is cannot be measured.
     """
-    until = time.monotonic() + max_time_s
-    today = program.look({}, None, RUN_S, max_time_s)
-    told(UNCHANGED, today, "")
-    answer = Compared(today, {UNCHANGED: [today]}, {}, {})
-    number = min(today.training) if today.training else None
+    return _Comparison(program, max_time_s, told).run(cores)
 
-    def look(option: Option) -> Look | None:
-        left_s = max(5.0, until - time.monotonic() + 5.0)
+
+class _Comparison:
+    """The runs of a program: as it is, once with each option, then in turns."""
+
+    def __init__(self, program: Program, max_time_s: float, told: Told) -> None:
+        self._program, self._max_time_s, self._told = program, max_time_s, told
+        self._until = time.monotonic() + max_time_s
+        self._today = program.look({}, None, RUN_S, max_time_s)
+        told(UNCHANGED, self._today, "")
+        self._found = Compared(self._today, {UNCHANGED: [self._today]}, {}, {})
+        self._each_s = self._today.wall_s
+
+    def run(self, cores: int) -> Compared:
+        """Returns the answer."""
+        for option in options(self._today, cores):
+            if not self._has_time(option):
+                break
+            found = self._look(option)
+            if found is not None and found.reread:
+                files = ", ".join(found.reread[:3])
+                why = f"it goes on from {files}, which an earlier run of it wrote; give it a switch that starts anew"
+                return replace(self._found, refused=why)
+        finalists = _finalists(self._found)
+        gains = self._turns(finalists)
+        best = max(gains, key=lambda gain: gain.ratio, default=None)
+        if best is None and finalists:  # a promise, no answer
+            name = finalists[-1].name
+            times = self._found.looks[name][0].per_s / self._today.per_s
+            best = Gain(name, UNCHANGED, times, None, None, 0, "one run of each")
+        is_sure = best is not None and best.ratio >= LEAST_GAIN and best.low is not None and best.low >= 1.0
+        return replace(self._found, pick=self._found.options[best.of] if best and is_sure else None, gain=best)
+
+    def _has_time(self, option: Option) -> bool:
+        """Returns whether an option can be tried, and the turns have their time."""
+        turns_s = TURNS_FRAC * self._max_time_s if _finalists(self._found) else 2 * self._each_s
+        return time.monotonic() + self._each_s <= self._until - turns_s or len(self._found.looks) == 1
+
+    def _look(self, option: Option) -> Look | None:
+        """Returns what a run with the option showed, None if it failed."""
+        self._found.options.setdefault(option.name, option)
         try:
-            found = program.look(option.setting, number, RUN_S, left_s)
+            found = self._program.look(option.setting, self._number, RUN_S, max(10.0, self._until - time.monotonic()))
         except ConfigError as error:
-            answer.failed[option.name] = error.what
-            told(option.name, None, error.what)
+            self._found.failed[option.name] = error.what
+            self._told(option.name, None, error.what)
             return None
-        answer.looks.setdefault(option.name, []).append(found)
-        told(option.name, found, "")
+        self._found.looks.setdefault(option.name, []).append(found)
+        self._told(option.name, found, "")
+        self._each_s = statistics.median([self._each_s, found.wall_s])
         return found
 
-    as_it_is = Option(UNCHANGED, {})
-    tried, each_s = list[Option](), today.wall_s
-    for option in options(today, cores):
-        turns_s = TURNS_FRAC * max_time_s if _finalists(answer, tried) else 2 * each_s
-        if time.monotonic() + each_s > until - turns_s and len(answer.looks) > 1:
-            break
-        answer.options[option.name] = option
-        found = look(option)
-        if found is not None and found.reread:
-            files = ", ".join(found.reread[:3])
-            why = f"it goes on from {files}, which an earlier run of it wrote; give it a switch that starts anew"
-            return Compared(today, answer.looks, answer.failed, answer.options, refused=why)
-        if found is not None:
-            tried.append(option)
-            each_s = statistics.median([each_s, found.wall_s])
-    finalists = _finalists(answer, tried)
-    answer.options.update({one.name: one for one in finalists})
-    rounds: dict[str, list[Pair]] = {}
-    number_of_round = 0
-    while finalists and number_of_round < MOST_ROUNDS:
-        if time.monotonic() + (1 + len(finalists)) * each_s > until:
-            break
-        order = [as_it_is, *finalists] if number_of_round % 2 == 0 else [*finalists, as_it_is]
-        seen = {one.name: look(one) for one in order}
-        base = seen[UNCHANGED]
-        for one in finalists:
-            if base is not None and (own := seen[one.name]) is not None and base.per_s and own.per_s:
-                seconds = min(base.measured_s, own.measured_s)
-                rounds.setdefault(one.name, []).append(Pair(own.per_s, base.per_s, seconds))
-        number_of_round += 1
-    gains = {name: uncertainty.gain(name, UNCHANGED, pairs) for name, pairs in rounds.items()}
-    best = max((g for g in gains.values() if g is not None), key=lambda g: g.ratio, default=None)
-    if not rounds and finalists:  # a promise, no answer: one run of each is too little to go by
-        name = finalists[-1].name
-        best = Gain(name, UNCHANGED, answer.looks[name][0].per_s / today.per_s, None, None, 0, "one run of each")
-        return Compared(today, answer.looks, answer.failed, answer.options, gain=best)
-    if best is None or best.ratio < LEAST_GAIN or best.low is None or best.low < 1.0:
-        return Compared(today, answer.looks, answer.failed, answer.options, gain=best)
-    return Compared(today, answer.looks, answer.failed, answer.options, answer.options[best.of], best)
+    @property
+    def _number(self) -> int | None:
+        """Returns which of the loaders trains, by the order in which they are made."""
+        return min(self._today.training) if self._today.training else None
+
+    def _turns(self, finalists: Sequence[Option]) -> list[Gain]:
+        """Returns the gains of the finalists over the program as it is, in rounds until the time is over."""
+        pairs: dict[str, list[Pair]] = {}
+        for number in range(MOST_ROUNDS if finalists else 0):
+            if time.monotonic() + (1 + len(finalists)) * self._each_s > self._until:
+                break
+            order = [Option(UNCHANGED, {}), *finalists]
+            seen = {one.name: self._look(one) for one in (order if number % 2 == 0 else reversed(order))}
+            base = seen[UNCHANGED]
+            for one in finalists:
+                if base is not None and (own := seen[one.name]) is not None:
+                    pair = Pair(own.per_s, base.per_s, min(base.measured_s, own.measured_s))
+                    pairs.setdefault(one.name, []).append(pair)
+        gains = [uncertainty.gain(name, UNCHANGED, rounds) for name, rounds in pairs.items()]
+        return [gain for gain in gains if gain is not None]
 
 
-def _finalists(answer: Compared, tried: Sequence[Option]) -> list[Option]:
+def _finalists(found: Compared) -> list[Option]:
     """Returns what takes turns with the program as it is: all that was faster together, and the fastest alone."""
-    speed = {one.name: answer.looks[one.name][-1].per_s for one in tried if not one.learns_otherwise}
-    today_per_s = answer.today.per_s
-    faster = sorted((n for n, own in speed.items() if own > LEAST_GAIN * today_per_s), key=lambda n: -speed[n])
+    able = [o for name, o in found.options.items() if name in found.looks and not o.learns_otherwise]
+    speed = {option.name: found.looks[option.name][0].per_s for option in able}
+    faster = sorted((n for n, own in speed.items() if own > LEAST_GAIN * found.today.per_s), key=lambda n: -speed[n])
     if not faster:
         return []
     together: dict[str, int | bool] = {}
     names = list[str]()
     for name in faster:
-        setting = answer.options[name].setting
+        setting = found.options[name].setting
         if not setting.keys() & together.keys():
             together.update(setting)
             names.append(name)
-    first = answer.options[faster[0]]
+    first = found.options[faster[0]]
     return [first] if len(names) == 1 else [Option(" ".join(names), together), first]
 
 

@@ -141,8 +141,8 @@ class Program:
             own = {**OFF, "MLFLOW_TRACKING_URI": folder, "PYTHONPATH": path, "CARDTUNE_OUTSIDE": json.dumps(order)}
             code = self._run({**self._env, **own}, out, begun + limit_s)
             found = Look.model_validate_json(out.read_text("utf-8")) if out.exists() else None
-        if found is None or (code not in (None, 0) and not found.counted):
-            raise self._no_figures(code, time.monotonic() - begun)
+        if found is None or not found.counted:
+            raise self._no_figures(code, time.monotonic() - begun, 0 if found is None else found.steps)
         return found.model_copy(update={"wall_s": time.monotonic() - begun})
 
     def _run(self, env: Mapping[str, str], out: Path, until: float) -> int | None:
@@ -172,7 +172,7 @@ class Program:
                 leftovers.end(token)
         return code
 
-    def _no_figures(self, code: int | None, after_s: float) -> ConfigError:
+    def _no_figures(self, code: int | None, after_s: float, steps: int) -> ConfigError:
         lines = [line for line in self.output.read_text("utf-8", "replace").splitlines() if line.strip()]
         last = f"; it printed last: {lines[-1].strip()[:300]}" if lines else ""
         if code not in (None, 0):
@@ -180,6 +180,9 @@ class Program:
             theirs = [place for place in places if "site-packages" not in place and "/lib/python" not in place]
             at = f" at {theirs[-1]}" if theirs else ""
             return ConfigError(f"the command failed with exit code {code}{at}{last}", remedy=f"see {self.output}")
+        if steps:
+            what = f"the training made {steps} steps, too few to be timed{last}"
+            return ConfigError(what, allowed=f"some {2 * LEAST_STEPS} and more", remedy="more data, or more epochs")
         ended = "ended" if code == 0 else f"had not done so after {after_s:.0f} s"
         what = f"no step of a training with torch was seen in the command, which {ended}{last}"
         return ConfigError(what, remedy="a command that trains with torch; --max-time 3m for one that starts slowly")

@@ -98,6 +98,7 @@ def test_weights_that_are_updated_by_hand_have_steps_too(place: Path) -> None:
     ("text", "says"),
     [
         ("import torch\ndef f():\n    raise ValueError('no cats')\nf()\n", ["exit code 1", "line 3, in f", "no cats"]),
+        (SCRIPT.replace("range(10**6)", "range(1)").replace("batch_size=16", "batch_size=200"), ["2 steps, too few"]),
         ("print('nothing trains here')\n", ["no step of a training", "nothing trains here"]),
     ],
 )

@@ -54,7 +54,7 @@ class _Watch:
         self.model: dict[str, Any] = {}
         self.steps = self.counted = self.samples = self.pending = self.batches = self.new_batches = 0
         self.is_mixed = self.is_split = self.is_done = self.is_ours = self.has_cuda = False
-        self.begun = self.last = self.pre = self.measured_s = self.wait_s = 0.0
+        self.begun = self.last = self.pre = self.measured_s = 0.0
         self.parts = {"waiting": 0.0, "backward": 0.0, "optimizer": 0.0}
         self.split_s = 0.0
         self.split_steps = 0
