@@ -96,8 +96,8 @@ def main(argv: Sequence[str]) -> int:
     show(result, labelled([(name, Text(said)) for name, said in _rows(answer, program, time.monotonic() - begun)]))
     show(result, table(["tried", "speed", "over today"], _tried(answer)))
     if diff:
-        line(result, "")
-        show(result, Text(diff.rstrip()))
+        result.print()
+        result.print(Text(diff.rstrip()), soft_wrap=True)  # so that it can be copied
     line(messages, f"wrote {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
     return 0
 

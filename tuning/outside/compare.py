@@ -20,8 +20,9 @@ WAITS_FRAC = 0.03
 LEAST_GAIN = 1.02
 """What a setting has to gain in its one run to be tried in turns."""
 TURNS_FRAC = 0.45
-"""The share of the time that is kept for turns, once something was faster; before that it is that of one round."""
-MOST_ROUNDS = 8
+"""The share of the time that is kept for turns once something was faster, two rounds at least; before that, for one."""
+LEAST_TURNS, MOST_ROUNDS = 2, 8
+"""Rounds below which no interval is known, and the most that are measured."""
 IMAGES = "channels_last"
 UNCHANGED = "as it is"
 Told = Callable[[str, Look | None, str], None]
@@ -58,18 +59,20 @@ def options(today: Look, cores: int) -> list[Option]:
     """Returns what is worth a try, the most promising first."""
     found = list[Option]()
     loader, on_card = today.loader, bool(today.device)
+    fewer = list[Option]()
     if loader is not None:
         waits, workers = today.share("waiting") >= WAITS_FRAC, loader.num_workers
         if not loader.is_stream and waits:
-            counts = [n for n in (2, 4, 1, 8) if n <= cores and n != workers]
-            found += [Option(f"num_workers={n}", {"num_workers": n, "persistent_workers": True}) for n in counts]
+            counts = [n for n in (2, 4, 8, 1) if n <= cores and n != workers]
+            many = [Option(f"num_workers={n}", {"num_workers": n, "persistent_workers": True}) for n in counts]
+            found, fewer = many[:1], many[1:]
         if workers and not waits:
             found.append(Option("num_workers=0", {"num_workers": 0}))
         if workers and not loader.persistent_workers:
             found.append(Option("persistent_workers=True", {"persistent_workers": True}))
         if on_card and not loader.pin_memory:
             found.append(Option("pin_memory=True", {"pin_memory": True}))
-    if any(o.able and not o.fused for o in today.optimizers):
+    if any(o.able and not o.fused for o in today.optimizers) and today.share("optimizer") >= LEAST_GAIN - 1:
         found.append(Option("fused=True", {"fused": True}))
     if on_card:
         found += [Option("tf32", {"tf32": True}, True), Option("cudnn_benchmark", {"cudnn_benchmark": True})]
@@ -77,6 +80,7 @@ def options(today: Look, cores: int) -> list[Option]:
         found.append(Option("threads=1", {"threads": 1}))
     if today.model.has_images:
         found.append(Option(IMAGES, {IMAGES: True}))
+    found += fewer
     if loader is not None and loader.is_batched and loader.batch_size:
         found.append(Option(f"batch_size={2 * loader.batch_size}", {"batch_size": 2 * loader.batch_size}, True))
     return found
@@ -112,6 +116,9 @@ class _Comparison:
                 why = f"it goes on from {files}, which an earlier run of it wrote; give it a switch that starts anew"
                 return replace(self._found, refused=why)
         finalists = _finalists(self._found)
+        left_s = self._until - time.monotonic()
+        if left_s < LEAST_TURNS * (1 + len(finalists)) * self._each_s:
+            finalists = finalists[-1:]  # what was itself measured, rather than more rounds than there is time for
         gains = self._turns(finalists)
         best = max(gains, key=lambda gain: gain.ratio, default=None)
         if best is None and finalists:  # a promise, no answer
@@ -123,7 +130,8 @@ class _Comparison:
 
     def _has_time(self, option: Option) -> bool:
         """Returns whether an option can be tried, and the turns have their time."""
-        turns_s = TURNS_FRAC * self._max_time_s if _finalists(self._found) else 2 * self._each_s
+        round_s = 2 * self._each_s
+        turns_s = max(TURNS_FRAC * self._max_time_s, LEAST_TURNS * round_s) if _finalists(self._found) else round_s
         return time.monotonic() + self._each_s <= self._until - turns_s or len(self._found.looks) == 1
 
     def _look(self, option: Option) -> Look | None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
 from pydantic import BaseModel
 
 from tuning.config.errors import ConfigError
@@ -113,6 +114,8 @@ class Program:
         self.dropped = sorted(n for n in env if n in LAUNCHERS or n.startswith("SLURM_"))
         self._env = {name: value for name, value in env.items() if name not in self.dropped}
         self._before, self._cpu = _files(), _processor_s()
+        self._ended_s = 0.0
+        """Processor seconds of what the runs have started, which nobody waits for once it is killed."""
         self.output = folder / "output.txt"
         """What the last run printed."""
 
@@ -125,7 +128,7 @@ class Program:
     def others_frac(self) -> float:
         """Returns the share of the cores that other programs have taken since the first run."""
         busy_s, whole_s, own_s = (now - then for now, then in zip(_processor_s(), self._cpu, strict=True))
-        return max(0.0, busy_s - own_s) / whole_s if whole_s > 0 else 0.0
+        return max(0.0, busy_s - own_s - self._ended_s) / whole_s if whole_s > 0 else 0.0
 
     def look(self, settings: Setting, loader: int | None, window_s: float, limit_s: float) -> Look:
         """Returns what a run with these settings of the loader of that number showed.
@@ -166,6 +169,7 @@ class Program:
                     time.sleep(LOOK_S)
             finally:
                 code = process.poll()
+                self._ended_s += _of_children_s(process.pid)
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -192,6 +196,16 @@ def _processor_s() -> tuple[float, float, float]:
     """Returns the seconds that the cores have been busy, all that they had, and those of our own that have ended."""
     (busy_s, whole_s, steal_s), own = machine.processor(), os.times()
     return busy_s - steal_s, whole_s, own.user + own.system + own.children_user + own.children_system
+
+
+def _of_children_s(pid: int) -> float:
+    """Returns the processor seconds of the processes that a process has started, and they in turn."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                seconds += sum(child.cpu_times()[:4])
+    return seconds
 
 
 def _files() -> dict[str, float]:

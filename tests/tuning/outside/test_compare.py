@@ -29,7 +29,13 @@ def seen(step_s: float = STEP_S, waits: float = 0.5, loader: SeenLoader | None =
     """Returns what a run with such steps shows."""
     loaders = [] if loader is None else [loader]
     fields = {"loaders": loaders, "optimizers": [ADAM], "training": [0] * len(loaders), "threads": 1, "wall_s": 1.0}
-    fields |= {"counted": 100, "samples": 800, "measured_s": 100 * step_s, "split_s": 1.0, "parts": {"waiting": waits}}
+    fields |= {
+        "counted": 100,
+        "samples": 800,
+        "measured_s": 100 * step_s,
+        "split_s": 1.0,
+        "parts": {"waiting": waits, "optimizer": 0.1},
+    }
     return Look.model_validate({**fields, **more})
 
 
@@ -89,6 +95,14 @@ def test_without_anything_faster_it_stays_as_it_is(monkeypatch, shares):
     found = answered(Formula(shares), monkeypatch)
     assert found.pick is None
     assert set(found.looks) > {UNCHANGED}
+
+
+@pytest.mark.parametrize("limit_s", [7.0, 8.0, 10.0, 20.0])
+def test_little_time_goes_to_rounds_of_what_was_itself_measured(monkeypatch, limit_s):
+    found = answered(Formula({"num_workers=2": 0.5, "fused": 0.8}), monkeypatch, limit_s)
+    assert found.pick is not None
+    assert found.gain is not None
+    assert found.gain.rounds >= 2
 
 
 def test_one_run_of_each_is_too_little(monkeypatch):
