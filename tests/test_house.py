@@ -201,7 +201,7 @@ MOST_LINES = {
     "tuning/config/*.py": 2_400,
     "tuning/journal/*.py": 1_320,
     "tuning/memory/*.py": 3_350,
-    "tuning/outside/*.py": 870,
+    "tuning/outside/*.py": 910,
     "tuning/ray/*.py": 870,
     "tuning/report/*.py": 3_140,
     "tuning/search/*.py": 3_660,
@@ -212,7 +212,7 @@ MOST_LINES = {
     "tests/benchmarks/*.py": 480,
     "tests/golden/*.py": 760,
     "tests/trainables/*.py": 8_000,
-    "tests/tuning/*.py": 15_400,
+    "tests/tuning/*.py": 15_490,
 }
 
 

@@ -158,11 +158,14 @@ def _learned(found: Summary, best: Named) -> str:
 
 
 def _soon(found: Summary) -> str:
-    """Returns how soon the pick is as good as the reference at its end, "" if that is not known."""
+    """Returns how soon the pick is as good as the reference at its end, "" if that is not known, or no other."""
     time, reference = found.answers["best"].time, found.reference
     if time is None or reference is None or time.own.median_s is None or time.reference.median_s is None:
         return ""
-    both = f"{duration(time.own.median_s)} of training instead of {duration(time.reference.median_s)}"
+    own, today_s = duration(time.own.median_s), duration(time.reference.median_s)
+    if own == today_s:
+        return ""
+    both = f"{own} of training instead of {today_s}"
     missed, seeds = time.own.missed, len(time.own.by_seed)
     but = f" (on {missed} of {plural(seeds, 'seed')} it never does)" if missed else ""
     return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {both}{but}."
