@@ -92,15 +92,15 @@ def study(folder: Path, *arguments: str, workload: str = str(MINE)) -> list[dict
     return journal(made)
 
 
-def killed_once(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
-    """Kills the study that runs in `folder` once another trial has ended; returns the values of all that have."""
+def killed_once(process: subprocess.Popen[str], folder: Path, more: int = 1) -> dict[str, Any]:
+    """Kills the study that runs in `folder` once so many more trials have ended; returns the values of all that have."""
     made = folder / "runs" / "mine" / "one"
 
     def ends() -> int:
         path = made / "trials.jsonl"
         return path.read_bytes().count(b'"event":"trial",') if path.exists() else 0
 
-    wanted = ends() + 1
+    wanted = ends() + more
     assert wait_for(lambda: ends() >= wanted, process), (folder / "err").read_text()[-2000:]
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -48,7 +48,7 @@ def test_killed_search_with_a_dashboard_resumes(
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "cardtune"
     script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
-    slow = ["search.trials=5", "budget.train_epochs=8", "budget.confirm.seeds=1", "budget.confirm.top=1"]
+    slow = ["search.trials=8", "budget.train_epochs=8", "budget.confirm.seeds=1", "budget.confirm.top=1"]
     asked = tiny("workload=mine.py", "concurrency=2", "dashboard=true", *slow)
     process = start(str(script), ["run", *asked], tmp_path)
     err = tmp_path / "err"
@@ -77,9 +77,9 @@ def test_killed_search_with_a_dashboard_resumes(
     assert {state for name, state in named if name.startswith("t000 runs  ")} == {"FINISHED"}
     assert "stage search" in dict(named)
 
-    finished = killed_once(process, tmp_path)
-    assert len(finished) < 5, "the study had ended before it was killed"
-    records = resumed(tmp_path, finished, 5, str(script), "run", "dashboard=false")
+    finished = killed_once(process, tmp_path, more=0)  # at once: the dashboard may have taken seconds to answer
+    assert 0 < len(finished) < 8, "the search had ended before it was killed"
+    records = resumed(tmp_path, finished, 8, str(script), "run", "dashboard=false")
     assert of(records, "study")[0]["concurrency"] == 2
     _, left = psutil.wait_procs(family, timeout=10)
     left = [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]  # whose parent has not asked yet
