@@ -48,6 +48,8 @@ TARGETS = {"driver": 1, "worker": 1, "raylet": 2, "gcs_server": 2, "both": 1}
 LONGEST_S = 15.0
 """The latest moment of a kill after the process is there: about where a study ends on two slow cores."""
 GONE_S = 10.0
+WAIT_S = 900.0
+"""What no study takes, even on a machine that does much else: one that is not over by then hangs."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,13 +83,13 @@ def killed(target: str, at_s: float, file: Path, folder: Path) -> dict[str, Any]
         time.sleep(0.05)
     time.sleep(at_s)
     hits = [_kill(process, name) for name in names]
-    code = process.wait(180)
+    code = process.wait(WAIT_S)
     left = sorted(_left(token))
     path = next(folder.glob("runs/*/killed/trials.jsonl"), None)
     before = read(path)[0] if path is not None else []
     resumed = code
     if path is not None and any(record.event == "study" for record in before) and code != 0:
-        resumed = _started(["resume=killed"], folder, token).wait(300)
+        resumed = _started(["resume=killed"], folder, token).wait(WAIT_S)
         left += sorted(_left(token))
     after = read(path)[0] if path is not None else []
     done, twice = _finished(before), [trial for trial, count in Counter(_finished(after)).items() if count > 1]
