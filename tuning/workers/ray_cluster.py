@@ -28,6 +28,8 @@ from tuning.workers import leftovers
 _TOKEN = secrets.token_hex(32)
 """Shared by every cluster of this process: Ray reads a token once a process, and would refuse another cluster's."""
 GCS_LOST = "Ray ended the search: its process gcs_server is gone"
+_LOOK_S = 0.1
+"""How often it is looked whether gcs_server has been started: 4 ms with 100 processes."""
 LEAVES_S = 8.0
 """How long a study may take to leave once gcs_server is gone."""
 
@@ -57,6 +59,7 @@ class RayCluster:
         command = [sys.executable, "-S", "-P", leftovers.__file__, self._token, str(self._folder)]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._reaper = subprocess.Popen(command, **pipes, start_new_session=True)
+        self._watch = _Watch(self._token)
         try:
             with _elsewhere(self._folder, self._token):
                 context = ray.init(
@@ -72,19 +75,18 @@ class RayCluster:
                     object_store_memory=256 * 2**20,
                 )
         except (OSError, RuntimeError, TimeoutError, ValueError) as error:
+            self._watch.end()
             self._reap()
             first = str(error).strip().splitlines()[0]
             raise PreflightError(
                 f"Ray did not start: {first}",
                 remedy="free 1 GB of memory, or begin in a process that had no other Ray; -v shows all of it",
             ) from error
-        except BaseException:  # a Ctrl-C meanwhile
-            self.__exit__(None, None, None)
+        except BaseException as error:  # a Ctrl-C meanwhile, or gcs_server was lost
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         keep_terminated(terminated)
-        self._watch = _Watch(self._token)
-        url = context.dashboard_url or ""
-        self.dashboard_url = f"http://{url}" if url and "://" not in url else url
+        self.dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else ""
         return self
 
     def __exit__(
@@ -105,15 +107,14 @@ class RayCluster:
 class _Watch:
     """Interrupts this process once Ray's gcs_server is gone: Ray itself waits for it for a minute, then ends all.
 
-    `token` marks the processes of this Ray.
+    It begins before Ray does, whose start would wait as long. `token` marks the processes of this Ray.
     """
 
     def __init__(self, token: str) -> None:
         self._token, self._main = token, threading.current_thread()
         self._lost = False
         self._wakes, self._ends = os.pipe()
-        gcs = next((p for p in psutil.Process().children() if p.name().startswith("gcs_server")), None)
-        self._thread = threading.Thread(target=self._wait, args=(gcs.pid if gcs else None,), daemon=True)
+        self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
     def end(self) -> bool:
@@ -123,8 +124,17 @@ class _Watch:
         os.close(self._wakes)
         return self._lost
 
-    def _wait(self, pid: int | None) -> None:
-        if pid is None:
+    def _started(self) -> int | None:
+        """Returns the process id of gcs_server once it has been started, None if watching ends before."""
+        while not select.select([self._wakes], [], [], _LOOK_S)[0]:
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    if child.name().startswith("gcs_server") and child.status() != psutil.STATUS_ZOMBIE:
+                        return int(child.pid)
+        return None
+
+    def _wait(self) -> None:
+        if (pid := self._started()) is None:
             return
         with contextlib.suppress(OSError):  # a kernel without such descriptors
             process = os.pidfd_open(pid)

@@ -82,7 +82,7 @@ class RayExecutor:
                     max_concurrent_trials=NO_LIMIT,  # the dispatcher counts: nodes may join
                     reuse_actors=True,
                     trial_name_creator=_trial_name,
-                    trial_dirname_creator=_trial_folder,
+                    trial_dirname_creator=lambda trial: str(trial.trial_id),  # one for each time a trial is run
                 ),
                 run_config=tune.RunConfig(
                     name=self._name,
@@ -213,8 +213,7 @@ class _Asking(Searcher):
                 if (placed := self._dispatcher.take(sum(run in apart for run in self._placed))) is not None:
                     self._placed[trial_id] = placed
                     node = self._members.slots.take(trial_id) if self._members is not None else ""
-                    order = self._dispatcher.order(placed)
-                    return {"worker": self._worker, "order": order, "placed": placed, "node": node}
+                    return {"worker": self._worker, "order": self._dispatcher.order(placed), "node": node}
                 is_empty = self._members is not None and self._members.slots.is_empty
             except TuningError as error:
                 self.failed = error
@@ -371,14 +370,6 @@ def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
 
     members = {"default_resource_request": classmethod(request)}
     return cast(type[TrialActor], type(name, (TrialActor,), members))
-
-
-def _trial_folder(trial: TuneTrial) -> str:
-    """Returns a folder of its own for each time that a trial is run."""
-    placed: Placed | None = trial.config.get("placed")
-    if placed is None:
-        return _trial_name(trial)
-    return _trial_name(trial) + "-again" * (placed.attempt - 1) + "-moved" * placed.moved + "-alone" * placed.alone
 
 
 def _trial_name(trial: TuneTrial) -> str:

@@ -28,8 +28,8 @@ def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> Description:
             found = worker.describe(knobs)
         of_node = psutil.Process().parent() or psutil.Process()  # of Ray's: a task without a core has one thread
         device = {**found.device, "threads": machine.threads(of_node.environ())}
-        cards = nvml.gpus() if config.device == "cuda" else []
-        room_bytes = min(map(doctor.free_bytes, cards)) if cards else machine.available_bytes()
+        free_bytes = map(doctor.free_bytes, nvml.gpus() if config.device == "cuda" else [])
+        room_bytes = min(free_bytes, default=machine.available_bytes())
         return replace(found, device=device, torch=importlib.metadata.version("torch"), room_bytes=room_bytes)
     except TuningError as error:
         return Description(outcome=Outcome.CRASH, message=" ".join(error.what.split())[:300])
@@ -39,7 +39,7 @@ class TrialActor(tune.Trainable):
     """Runs a search trial at a time; every `step` goes to the next rung or pause. It lives as long as its slot.
 
     The config holds `worker`, a `WorkerConfig`, and `order`, a `TrialOrder`; `node` is that of a user's cluster, "" in
-    a Ray of our own. `placed` in it is for Tune's driver (`ray_tune`). The worker ends with the actor.
+    a Ray of our own. The worker ends with the actor.
     """
 
     def setup(self, config: dict[str, Any]) -> None:

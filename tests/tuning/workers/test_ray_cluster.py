@@ -7,7 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tuning.config.errors import StoppedEarly
 from tuning.workers.ray_cluster import sweep
+
+LOST_EARLY = """
+import os, pathlib, tempfile, threading, psutil
+from tuning.workers.ray_cluster import RayCluster
+
+def kill():
+    while not list(pathlib.Path(tempfile.gettempdir()).glob(f"ct-{os.getpid()}-*/ray/session_*/gcs_server_port*")):
+        pass
+    next(p for p in psutil.Process().children() if p.name() == "gcs_server").kill()
+
+threading.Thread(target=kill, daemon=True).start()
+RayCluster(cores=1, gpus=0, dashboard=False).__enter__()
+"""
 
 
 def test_folders_of_dead_runs_are_swept(tmp_path: Path) -> None:
@@ -18,3 +34,11 @@ def test_folders_of_dead_runs_are_swept(tmp_path: Path) -> None:
         (tmp_path / name / "ray").mkdir(parents=True)
     assert sweep(tmp_path) == [tmp_path / names["dead"]]
     assert {p.name for p in tmp_path.iterdir()} == set(names.values()) - {names["dead"]}
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(60)  # Ray itself waits for a minute, and then ends the process with code 1
+def test_gcs_server_lost_while_ray_starts_is_said() -> None:
+    ended = subprocess.run([sys.executable, "-c", LOST_EARLY], capture_output=True, text=True, check=False)
+    assert "its process gcs_server" in ended.stderr
+    assert ended.returncode == StoppedEarly.exit_code
