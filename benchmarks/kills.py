@@ -93,6 +93,7 @@ def killed(target: str, at_s: float, file: Path, folder: Path) -> dict[str, Any]
         left += sorted(_left(token))
     after = read(path)[0] if path is not None else []
     done, twice = _finished(before), [trial for trial, count in Counter(_finished(after)).items() if count > 1]
+    ends = resumed == 0 or path is None or not any(record.event == "study" for record in before)
     return {
         "target": target,
         "at_s": round(at_s, 2),
@@ -104,7 +105,8 @@ def killed(target: str, at_s: float, file: Path, folder: Path) -> dict[str, Any]
         "lost": sorted(set(done) - set(_finished(after))),
         "twice": twice,
         "left": left,
-        "ends": resumed == 0 or path is None or not any(record.event == "study" for record in before),
+        "ends": ends,
+        **({} if ends else {"said": (folder / "out").read_text(errors="replace")[-1000:]}),
     }
 
 
