@@ -94,6 +94,17 @@ def test_what_cannot_fit_is_not_suggested_and_what_is_suggested_is_faster(lines:
     assert best.samples_per_s >= (best.reference_per_s or 0.0) > 0
 
 
+def test_one_lucky_training_among_worse_is_not_the_best(lines: bytes) -> None:
+    own = searcher()
+    own.learn(lines)
+    for number in range(10):
+        config = own.suggest(f"id{number}")
+        loss = {0: 1.0, 7: 0.99}.get(number, 1.2 if number % 2 else 1.1)
+        own.on_trial_complete(f"id{number}", result(own, config, loss=loss))
+    assert own.best is not None
+    assert {name: own.best.config[name] for name in TODAY} == TODAY
+
+
 def test_the_cells_that_are_refused_are_those_that_run_out_of_memory(lines: bytes) -> None:
     own = searcher()
     own.learn(lines)

@@ -29,7 +29,7 @@ from tuning.ray.spaces import TuneSpace
 from tuning.ray.training import parts_of
 from tuning.search.protocols import TrialPlan, TrialRequest, TrialState
 from tuning.search.scheduler import SearchTerms, TrialScheduler
-from tuning.search.selection import rule_of, so_far
+from tuning.search.selection import so_far
 from tuning.search.throughput import FEW_RATIOS
 
 MANY = 1_000_000
@@ -192,16 +192,15 @@ class KnownSpeedSearcher(Searcher):
 
     @property
     def best(self) -> RayPick | None:
-        """Returns the pick so far, the reference if nothing faster is as good; None before a trial has ended."""
+        """Returns the pick so far, the reference if nothing faster is fairly sure to be as good; None before an end."""
         run = self.journal.run
         today, found = run.reference, so_far(run)
         end = run.trials[found.best].end if found is not None else None
+        if today is not None and self._study["config"]["pick"]["goal"] == "speed":
+            end = run.trials[self._searching().pick()].end
+        if today is not None and (end is None or (end.samples_per_s or 0.0) < (today.samples_per_s or 0.0)):
+            end = today
         value, before = (None if one is None else one.values.get(self.metric) for one in (end, today))
-        rule = rule_of(run)
-        if today is not None and before is not None and rule is not None:
-            is_good = value is not None and rule.admits(rule.gain(value, before))
-            is_fast = end is not None and (end.samples_per_s or 0.0) >= (today.samples_per_s or 0.0)
-            end, value = (end, value) if is_good and is_fast else (today, before)
         if end is None or value is None:
             return None
         today_per_s = None if today is None else today.samples_per_s

@@ -87,19 +87,20 @@ class Proposals:
     def __init__(self, space: Space) -> None:
         self._space = space
 
-    def pick_per_s(self, known: Known) -> float:
-        """Returns the speed of the pick of now: of the fastest that is as good as the reference, else the reference's.
+    def pick(self, known: Known) -> Seen:
+        """Returns the pick of now: the fastest that is as good as the reference, else the reference.
 
         As good is what the model is fairly sure of: the best of several noisy trainings is lucky. Without a model
         it is what the training showed.
         """
         ended = [one for one in known.seen if one.gain is not None and not one.is_running and not one.error]
         if len(ended) < STEPS:
-            good = [one.samples_per_s for one in ended if known.rule.admits(one.gain or 0.0)]
+            good = [one for one in ended if known.rule.admits(one.gain or 0.0)]
         else:
             floor, found = -known.rule.tolerance, self.expected([one.values for one in ended], known)
-            good = [o.samples_per_s for o, e in zip(ended, found, strict=True) if e.chance(floor) >= FAIRLY_SURE]
-        return max([known.reference_per_s, *good])
+            good = [o for o, e in zip(ended, found, strict=True) if e.chance(floor) >= FAIRLY_SURE]
+        today = Seen(known.reference, known.reference_per_s, 0.0)
+        return max([today, *good], key=lambda one: one.samples_per_s)
 
     def expected(self, values: Sequence[Mapping[str, Scalar]], known: Known) -> list[Expected]:
         """Returns what the gain of each configuration is expected to be, by the model of all trainings."""
@@ -116,7 +117,7 @@ class Proposals:
         best quality, as a multiple of what seeds differ by.
         """
         is_speed = known.rule.goal == "speed"
-        now_per_s = self.pick_per_s(known) if is_speed else known.reference_per_s
+        now_per_s = self.pick(known).samples_per_s if is_speed else known.reference_per_s
         able = [one for one in candidates if one.samples_per_s >= now_per_s * (FASTER if is_speed else 1 / FASTER)]
         if not able:
             return None

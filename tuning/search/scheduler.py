@@ -345,10 +345,15 @@ class TrialScheduler:
             self.stop_reason = f"no untried configuration is likely to be both {both}"
             self.has_nothing_better = True
             return None
-        chosen, _ = found
-        now = {"expected_per_s": chosen.samples_per_s, "pick_per_s": self._proposals.pick_per_s(known)}
-        self._speeds_of_proposal = now
+        chosen, pick_per_s = found[0], self._proposals.pick(known).samples_per_s
+        self._speeds_of_proposal = {"expected_per_s": chosen.samples_per_s, "pick_per_s": pick_per_s}
         return Proposal(self._sampler.adopt(chosen.values), dict(chosen.values))
+
+    def pick(self) -> str:
+        """Returns the trial of the pick of now, the reference's if nothing faster is fairly sure to be as good."""
+        found = self._proposals.pick(self._known())
+        place = (found.values, found.samples_per_s)
+        return next((trial for trial in self._trained if self._place(trial) == place), self._reference_id)
 
     def _known(self) -> Known:
         """Returns what the next trial is chosen by: reference, rule, and every training of the trials that began."""
@@ -513,11 +518,6 @@ class TrialScheduler:
         else:
             asked = self._run.trials[end.trial].config or end.config  # it may have gone on with other system knobs
             self._sampler.replay(self._searched(asked), self._observation(end))
-
-    @property
-    def has_begun(self) -> int:
-        """Returns how many trials have begun."""
-        return len(self._run.begun)
 
     def _learn_speed(self, end: events.TrialRecord) -> None:
         """Takes the speed and the quality of a trial that ended, or was stopped and is guessed."""

@@ -333,8 +333,9 @@ class _Study:
                 profiler.deadline = self._limits.ends_at
                 self._pick_stage().train_reference(profiler, count)
             while True:
-                scheduler, before = self._run_trials(profiler, setting, plan, terms)
-                if not self._goes_on(scheduler, plan, terms) or scheduler.has_begun == before:
+                before = len(self._run.begun)
+                scheduler = self._run_trials(profiler, setting, plan, terms)
+                if not self._goes_on(scheduler, plan, terms) or len(self._run.begun) == before:
                     break
                 # What looked good by one seed often is not: fresh seeds, and then the search again with what they say.
                 profiler.deadline = self._limits.ends_at
@@ -347,8 +348,8 @@ class _Study:
 
     def _run_trials(
         self, profiler: Worker, setting: WorkerConfig, plan: TrialPlan, terms: SearchTerms
-    ) -> tuple[TrialScheduler, int]:
-        """Returns the scheduler after its trials, and how many had begun before it."""
+    ) -> TrialScheduler:
+        """Returns the scheduler after its trials."""
         scheduler = TrialScheduler(
             self._journal,
             self._config.space,
@@ -357,10 +358,9 @@ class _Study:
             plan.on_nodes(len(self._users.training) if self._users is not None else 1),
             self._told,
         )
-        before = scheduler.has_begun
         with executors.executor(self._config, plan, profiler, setting, self._users, self._node) as executor:
             executor.run(scheduler, plan)
-        return scheduler, before
+        return scheduler
 
     def _goes_on(self, scheduler: TrialScheduler, plan: TrialPlan, terms: SearchTerms) -> bool:
         """Returns whether a search that found nothing more is to go on once fresh seeds have told more.

@@ -61,7 +61,7 @@ def test_nothing_slower_than_the_pick_of_now_is_chosen(
     known = Known(reference, 10.0, [seen() for _ in range(count)], rule, [0.0 if least is None else -least])
     candidates = [Candidate(drawn(space, luck), luck.uniform(1, 100)) for _ in range(30)]
     proposals, again = Proposals(space), Proposals(space)
-    found, floor = proposals.choose(candidates, known), proposals.pick_per_s(known)
+    found, floor = proposals.choose(candidates, known), proposals.pick(known).samples_per_s
     assert found == again.choose(candidates, known), "the same arguments give the same answer"
     least_per_s = floor * FASTER if goal == "speed" else 10.0 / FASTER
     if found is None:
