@@ -19,12 +19,12 @@ Band = Literal["good", "OK", "bad"]
 
 GOOD_FRAC, OK_FRAC = 0.80, 0.60
 """Bands of utilisation as "GPU Training Optimization Guide" has them: good from 80 %, bad below 60 %."""
-OPTIMIZER_FRAC = 1 / 3
-"""The share of the busy time from which the optimiser is what a busy device is busy with."""
+PART_FRAC = 1 / 3
+"""The share from which the optimiser, or on a CPU what is waited for, is the bound, though other steps take more."""
 NEAR_CAP_FRAC = 0.95
 """The share of the memory from which a larger micro-batch would not fit: memory keeps the launches small."""
 NOTED_FRAC = 0.05
-"""The share of the time from which waiting for data, an optimiser or a processor taken by other machines is named."""
+"""The share of the time from which waiting, copying, an optimiser or a processor taken by other machines is named."""
 LOADING_WORDS = {"read": "reading", "collate": "collating", "augment": "augmentation"}
 """Parts of the waiting that spans tell of where no workers load, in words."""
 
@@ -113,8 +113,8 @@ def judge(
     parts = ((words, _share(spans, name)) for name, words in LOADING_WORDS.items())
     loading = ", ".join(f"{words} {percent(frac)}" for words, frac in parts if frac >= 0.005) if waits else ""
     said = [_busy(found), f"{percent(found.waited)} waiting for data" + (f" ({loading})" if loading else "")]
-    if bound == "transfer":
-        said.append(f"{percent(share)} copying to the device")
+    if bound == "transfer" or found.transfer >= NOTED_FRAC:
+        said.append(f"{percent(found.transfer)} copying to the device")
     if bound == "memory":
         said.append(f"{retries} allocator retries" if retries else f"{percent(memory_frac or 0.0)} of the memory taken")
     sentence = f"{bound}: {', '.join(said)}"
@@ -159,11 +159,12 @@ def percent(frac: float) -> str:
 
 
 def _bound(found: Shares, retries: int, memory_frac: float | None) -> tuple[Bound, float]:
-    if found.busy >= GOOD_FRAC:
-        optimizer = found.optimizer >= OPTIMIZER_FRAC * found.busy
-        return ("optimizer", found.optimizer) if optimizer else ("compute", found.compute)
+    """Returns the largest share; a GPU that is busy for less than `GOOD_FRAC` is bound by what it waits for."""
     losses: dict[Bound, float] = {"loader": found.loader, "transfer": found.transfer, "launch": found.launch}
     bound = max(losses, key=lambda name: losses[name])
+    if found.busy >= GOOD_FRAC or (not found.cuda and losses[bound] < PART_FRAC):
+        optimizer = found.optimizer >= PART_FRAC * found.busy
+        return ("optimizer", found.optimizer) if optimizer else ("compute", found.compute)
     near_cap = memory_frac is not None and memory_frac >= NEAR_CAP_FRAC
     if bound == "launch" and (retries or near_cap):
         return "memory", found.launch

@@ -33,6 +33,7 @@ def card(sm: float | None, **more: float) -> dict[str, Any]:
         ({"wait": 0.35, "passes": 0.55, "step": 0.10}, {}, "loader", "OK", "35 % waiting for data"),
         ({"wait": 0.02, "passes": 0.9}, card(0.3), "launch", "bad", "GPU 30 %"),
         ({"wait": 0.02, "move": 0.3, "passes": 0.6}, card(0.65), "transfer", "OK", "30 % copying"),
+        ({"move": 0.19, "passes": 0.65, "step": 0.15}, {}, "compute", "good", "19 % copying"),
         ({"passes": 0.5, "step": 0.5}, {}, "optimizer", "good", "50 % in the optimiser"),
         ({"wait": 0.1, "passes": 0.9}, card(0.5, allocator_retries=12.0), "memory", "bad", "12 allocator retries"),
         ({"passes": 1.0}, {"steal_frac": 0.12}, "compute", "good", "disturbed: 12 % of the processor"),
