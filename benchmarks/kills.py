@@ -141,12 +141,13 @@ def _kill(study: subprocess.Popen[bytes], name: str) -> bool:
 
 
 def _left(token: str) -> Iterator[str]:
-    """Yields the names of the processes of a study that are there `GONE_S` after its end; ends them."""
+    """Yields the commands of the processes of a study that are there `GONE_S` after its end; ends them."""
     until = time.monotonic() + GONE_S
     while (pids := list(leftovers.pids(token.encode()))) and time.monotonic() < until:
         time.sleep(0.1)
     for pid in pids:
-        yield psutil.Process(pid).name()
+        with contextlib.suppress(psutil.Error):
+            yield " ".join(psutil.Process(pid).cmdline())[-80:]
     leftovers.end(token)
 
 

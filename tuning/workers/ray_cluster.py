@@ -74,15 +74,15 @@ class RayCluster:
                     _temp_dir=str(self._folder / "ray"),
                     object_store_memory=256 * 2**20,
                 )
-        except (OSError, RuntimeError, TimeoutError, ValueError) as error:
+        except Exception as error:  # of a raylet that is gone Ray raises just that
             self._watch.end()
             self._reap()
-            first = str(error).strip().splitlines()[0]
+            first = str(error).strip().partition("\n")[0]
             raise PreflightError(
                 f"Ray did not start: {first}",
                 remedy="free 1 GB of memory, or begin in a process that had no other Ray; -v shows all of it",
             ) from error
-        except BaseException as error:  # a Ctrl-C meanwhile, or gcs_server was lost
+        except BaseException as error:  # a Ctrl-C, or gcs_server was lost
             self.__exit__(type(error), error, error.__traceback__)
             raise
         keep_terminated(terminated)

@@ -93,7 +93,7 @@ class JoinedCluster:
                     logging_level=logging.ERROR,
                     configure_logging=False,
                 )
-            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            except Exception as error:  # of a node that does not come up Ray raises just that
                 raise self._failed(" ".join(f"{type(error).__name__}: {error}".split())) from error
         keep_terminated(terminated)
         return self

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tuning.config.errors import StoppedEarly
-from tuning.workers.ray_cluster import sweep
+from tuning.config.errors import PreflightError, StoppedEarly
+from tuning.workers.ray_cluster import RayCluster, sweep
 
 LOST_EARLY = """
 import os, pathlib, tempfile, threading, psutil
@@ -42,3 +42,12 @@ def test_gcs_server_lost_while_ray_starts_is_said() -> None:
     ended = subprocess.run([sys.executable, "-c", LOST_EARLY], capture_output=True, text=True, check=False)
     assert "its process gcs_server" in ended.stderr
     assert ended.returncode == StoppedEarly.exit_code
+
+
+def test_what_ray_raises_while_it_starts_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nMore of it")
+
+    monkeypatch.setattr("ray.init", fails)
+    with pytest.raises(PreflightError, match=r"Ray did not start: The current node timed out during startup\.$"):
+        RayCluster(cores=1, gpus=0, dashboard=False).__enter__()
