@@ -49,5 +49,5 @@ def test_what_ray_raises_while_it_starts_is_one_error(monkeypatch: pytest.Monkey
         raise Exception("The current node timed out during startup.\nMore of it")
 
     monkeypatch.setattr("ray.init", fails)
-    with pytest.raises(PreflightError, match=r"Ray did not start: The current node timed out during startup\.$"):
+    with pytest.raises(PreflightError, match=r"Ray did not start: The current node timed out during startup\.\n  try"):
         RayCluster(cores=1, gpus=0, dashboard=False).__enter__()
