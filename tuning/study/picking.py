@@ -211,10 +211,10 @@ class PickStage:
         rule, race, reference = terms.rule, found.race, terms.reference_name
         tried = [name for name in race.trained if name != SYSTEM]
         again = f"{len(tried)} trained again" if tried else "the search"
-        if found.name == reference:
-            return f"{reference} as it is: of {again} none was as good and faster"
-        if found.name == SYSTEM:
-            return f"{reference} with the fastest system knobs: of {again} no other was as good and faster"
+        if found.name in (reference, SYSTEM):
+            knobs = "unchanged" if found.name == reference else "with the fastest system knobs"
+            who = f"none of {again}" if tried else "no trial of the search"
+            return f"{reference}, {knobs}: {who} was both faster and as good"
         own = race.trained.get(found.name)
         what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {reference}"
         said = f"of {again} {what} with {rule.words}"
