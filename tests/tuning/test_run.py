@@ -15,6 +15,7 @@ import pytest
 
 from tests import commands
 from tests.commands import MINE, ROOT
+from tests.own_files import Here
 from trainables.our_knobs import BUILT_IN
 from tuning import run
 
@@ -87,6 +88,7 @@ def test_a_file_is_named_once_in_what_is_said_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tuning.workers.own_workload.UserFile", Here)
     (tmp_path / "lacking.py").write_text(lines)
     assert run.main(["workload=lacking.py", "--validate"]) == 2
     assert f"error: {says.replace('lacking.py', str(tmp_path / 'lacking.py'))}" in capsys.readouterr().err
