@@ -93,7 +93,7 @@ def study(folder: Path, *arguments: str, workload: str = str(MINE)) -> list[dict
 
 
 def killed_once(process: subprocess.Popen[str], folder: Path, more: int = 1) -> dict[str, Any]:
-    """Kills the study that runs in `folder` once so many more trials have ended; returns the values of all that have."""
+    """Kills the study of `folder` once so many more trials have ended; returns the values of all that have."""
     made = folder / "runs" / "mine" / "one"
 
     def ends() -> int:
