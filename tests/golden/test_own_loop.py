@@ -49,24 +49,3 @@ def test_a_study_of_a_loop_of_ones_own_under_a_cap_and_its_best_trained(tmp_path
     last = of(again, "pick")[-1]
     assert last["tolerance"] == 1.0
     assert ", less 1: " in last["rule"] or last["kind"] != "faster", "windows of 10 ms may find today's as fast"
-
-
-def test_probes_alone_begin_with_a_batch_in_one_piece_and_take_a_smaller_one_where_it_does_not_fit(
-    tmp_path: Path,
-) -> None:
-    """With batch norm a smaller micro-batch is another training, and mostly a slower one."""
-    text = (ROOT / "tests" / "data" / "plain_loop.py").read_text().replace("moons(256, 2)", "moons(16, 2)")
-    text = text.replace("nn.ReLU()", "nn.BatchNorm1d(128), nn.ReLU()").replace("32)", "128)")
-    text = text.replace("Linear(32", "Linear(128").replace("BEFORE = ", "TODAY = ")
-    (tmp_path / "norm.py").write_text(text)
-    knobs = ["knobs.micro_batch_size=[32,64,256]", "knobs.batch_size=[256]", "knobs.num_workers=[0]"]
-    card = ["card=rtx4060", "card.memory_gib=0.0003", "card.reserve_gib=0"]
-    own = ["workload=norm.py", "name=one", "concurrency=1", "search.trials=0", "search.max_time=1m"]
-    few = [f"budget.{name}" for name in ("probe.max_time_s=2", "probe.probe_time_s=0.2", "confirm.window_s=0.01")]
-    assert run("tuning.run", [*own, *few, *card, *knobs], tmp_path) == 0, (tmp_path / "err").read_text()[-2000:]
-    records = journal(tmp_path / "runs" / "norm" / "one")
-    assert of(records, "pick")[0]["config"]["micro_batch_size"] == 64
-    probes = [(r["config"]["micro_batch_size"], r["outcome"]) for r in of(records, "probe") if not r["name"]]
-    assert (probes[0], probes[-1]) == ((256, "oom"), (64, "ok"))
-    notes = " ".join(r["text"] for r in of(records, "note"))
-    assert "a batch in one piece does not fit: micro_batch_size=64, which changes" in notes

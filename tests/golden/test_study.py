@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import statistics
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,8 @@ BEFORE = {"learning_rate": 0.01, "batch_size": 16}
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a study that has ended, which ran in one process without Ray; a test works on a copy."""
     folder = tmp_path_factory.mktemp("ended")
-    (folder / "ray.py").write_text("raise RuntimeError('Ray was imported')")  # the working folder comes first
+    for name in ("ray", "argparse", "logging", "random"):  # the working folder comes first, but for what is Python's
+        (folder / f"{name}.py").write_text(f"raise RuntimeError('took {name}.py')")
     study(folder, "concurrency=1", *SLOW)
     return folder
 
@@ -69,23 +69,6 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(ended: Path, tmp_
         assert result["gain"]["low"] <= result["gain"]["ratio"] <= result["gain"]["high"]
     assert ablated["ablation"]
     assert "Traceback" not in (tmp_path / "err").read_text()
-
-
-def test_default_search_trains_the_reference_and_what_is_faster(tmp_path: Path) -> None:
-    records = study(tmp_path, "concurrency=1", "search.sampler=known", "search.trials=6")
-    first, *others = of(records, "trial_start")
-    assert (first["named"], first["beside"]) == ("before", True)
-    assert first["config"].items() >= {"learning_rate": 0.01, "batch_size": 32}.items()
-    assert next(r for r in of(records, "trial") if r["trial"] == first["trial"])["outcome"] == "ok"
-    assert all(r["expected_per_s"] > r["pick_per_s"] for r in others)
-    assert len(others) <= 6
-    (pick,) = of(records, "pick")
-    assert pick["reference"] == "before"
-    rates = [
-        [r["samples_per_s"] for r in of(records, "window") if r["config"] == own]
-        for own in (pick["config"], first["config"])
-    ]
-    assert statistics.median(rates[0]) >= statistics.median(rates[1])
 
 
 def test_a_finished_study_that_is_given_more_trials_goes_on_and_picks_again(ended: Path, tmp_path: Path) -> None:

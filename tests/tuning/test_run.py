@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -175,17 +176,10 @@ def test_alone_it_prints_help_and_starts_nothing(
     assert not list(tmp_path.iterdir())
 
 
-NAMES_OF_PYTHON = ("argparse", "logging", "random")
-
-
-def test_a_file_with_a_name_of_pythons_own_in_the_working_folder_is_not_taken_for_it(tmp_path: Path) -> None:
-    for name in NAMES_OF_PYTHON:
-        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('took {name}.py')")
-    assert commands.run("tuning.run", ["workload=nli", "--validate"], tmp_path) == 0, (tmp_path / "err").read_text()
-
-
 def test_the_console_script_works_beside_a_folder_called_tuning_and_such_files(tmp_path: Path) -> None:
-    for name in NAMES_OF_PYTHON:
+    """It predicts for a card that is not here; tests/golden/test_study.py has such files beside `python -m`."""
+    commands.share_library(tmp_path)
+    for name in ("argparse", "logging", "random"):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('took {name}.py')")
     for folder in ("tuning", "bin", "own"):
         (tmp_path / folder).mkdir()
@@ -194,11 +188,18 @@ def test_the_console_script_works_beside_a_folder_called_tuning_and_such_files(t
     script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
     (tmp_path / "own" / "__init__.py").touch()
     (tmp_path / "own" / "moons.py").write_text(MINE.read_text())
-    code = commands.run(str(script), ["estimate", "workload=own.moons", "card=cpu"], tmp_path)
+    asked = ["workload=own.moons", "card=rtx4060", "knobs.batch_size=8", "knobs.micro_batch_size=8"]
+    code = commands.run(str(script), ["estimate", *asked, "knobs.amp_dtype=fp32", "--json"], tmp_path)
     said = (tmp_path / "out").read_text() + (tmp_path / "err").read_text()
     assert code == 0, said
     assert "took" not in said
     assert "cannot be predicted" not in said
+    found = json.loads((tmp_path / "out").read_text().splitlines()[-1])
+    assert {"workload", "card", "kernels", "knobs", "rows", "notes", "seconds"} <= found.keys()
+    assert (found["card"]["name"], found["kernels"]) == ("rtx4060", "cuda")
+    assert 0 < found["card"]["usable_bytes"] < found["card"]["memory_bytes"]
+    assert found["rows"]
+    assert all({"knobs", "confidence", "cells", "largest"} <= row.keys() for row in found["rows"])
 
 
 def test_the_first_line_of_a_run_needs_none_of_the_libraries_that_take_long_to_load() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -72,44 +73,43 @@ def test_ctrl_c_that_reaches_the_loaders_saves_a_checkpoint(tmp_path: Path) -> N
     assert not left
 
 
-def test_ctrl_c_while_ray_runs_ends_in_order(tmp_path: Path) -> None:
-    journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
-    process = start("tuning.run", [*STUDY, "concurrency=2"], tmp_path)
-    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
-    assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
-    _, left = psutil.wait_procs(children, timeout=10)
-    assert not left
+def trial_begins(folder: Path, *typed: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Returns a study in which one more trial has begun, and the processes that it has started."""
+    journal = folder / "runs" / "mine" / "killed" / "trials.jsonl"
+
+    def begun() -> int:
+        return journal.read_bytes().count(b'"event":"trial_start"') if journal.exists() else 0
+
+    before = begun()
+    process = start("tuning.run", typed, folder)
+    assert wait_for(lambda: begun() > before, process)
+    return process, psutil.Process(process.pid).children(recursive=True)
 
 
-def test_search_whose_gcs_server_is_killed_ends_in_order(tmp_path: Path) -> None:
-    journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
-    process = start("tuning.run", [*STUDY, "concurrency=2"], tmp_path)
-    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    (server,) = (child for child in children if child.name() == "gcs_server")
-    server.kill()
-    assert process.wait(timeout=30) == 4
-    said = (tmp_path / "err").read_text()
-    assert "error: Ray ended the search: its process gcs_server is gone" in said
-    assert re.search(r"python -m tuning\.run resume=(killed|last)", said)
-    left = psutil.wait_procs(children, timeout=10)[1]
-    assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+def test_search_whose_ray_is_killed_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
+    for typed, code in (([*STUDY, "concurrency=2"], 4), (["resume=killed"], 130)):
+        process, children = trial_begins(tmp_path, *typed)
+        if code == 4:
+            (server,) = (child for child in children if child.name() == "gcs_server")
+            server.kill()
+        else:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == code
+        said = (tmp_path / "err").read_text()
+        assert len(re.findall(r"python -m tuning\.run resume=(?:killed|last)", said)) == (1 if code == 4 else 2)
+        assert said.count("error: Ray ended the search: its process gcs_server is gone") == 1
+        left = psutil.wait_procs(children, timeout=10)[1]
+        assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_stop_ends_a_run_and_leaves_what_is_known(tmp_path: Path) -> None:
-    made = tmp_path / "runs" / "mine" / "killed"
-    journal = made / "trials.jsonl"
-    process = start("tuning.run", [*STUDY, "concurrency=1"], tmp_path)
-    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
-    family = psutil.Process(process.pid).children(recursive=True)
+    process, family = trial_begins(tmp_path, *STUDY, "concurrency=1")
     assert run("tuning", ["stop", "last"], tmp_path) == 0
     assert process.wait(timeout=20) == 130
     assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
     assert f"{Path('runs/mine/killed/best.yaml')} holds the best so far" in (tmp_path / "out").read_text()
-    assert best_file.read(made / "best.yaml").warnings[0].startswith("best.yaml is the best so far")
+    best = best_file.read(tmp_path / "runs" / "mine" / "killed" / "best.yaml")
+    assert best.warnings[0].startswith("best.yaml is the best so far")
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 
