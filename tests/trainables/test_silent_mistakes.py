@@ -383,7 +383,6 @@ class Draws(Noisy):
 
 def seeds_its_own(worker: int) -> None:
     info = get_worker_info()
-    assert info is not None
     info.dataset.generator = np.random.default_rng(torch.initial_seed() % 2**32)  # type: ignore[attr-defined]
 
 

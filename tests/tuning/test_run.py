@@ -156,14 +156,12 @@ def test_a_run_in_a_shells_background_obeys_signals_and_a_second_ends_all_its_pr
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "heard\n"
         process.send_signal(signal.SIGINT)
         child.wait(timeout=20)
         assert process.wait(timeout=20) == 130
-        assert process.stderr is not None
         assert "interrupted by SIGINT" in process.stderr.read()
 
 

@@ -65,7 +65,6 @@ def test_program_is_counted_then_changed_and_nothing_is_left(place: Path) -> Non
     first = own.look({}, None, 0.2, 60.0)
     assert first.samples == 16 * first.counted > 0
     loader = first.loader
-    assert loader is not None
     assert (Path(loader.file).name, loader.line, loader.batch_size) == ("train.py", 13, 16)
     assert len(first.loaders) == 2, "one that is made again in each epoch is the same"
     assert [(Path(o.file).name, o.line, o.name) for o in first.optimizers] == [("train.py", 9, "AdamW")]
@@ -75,7 +74,6 @@ def test_program_is_counted_then_changed_and_nothing_is_left(place: Path) -> Non
     assert [Path(path).name for path in own.wrote] == ["last.pt"], "and nothing of ours"
     second = own.look({"num_workers": 1, "persistent_workers": True, "fused": True}, 1, 0.2, 60.0)
     assert own.output.read_text().splitlines()[:2] == ["theirs", "1 True"]
-    assert second.loader is not None
     assert second.loader.num_workers == 1
     assert [Path(path).name for path in second.reread] == ["last.pt"]
     assert _running(str(place)) == [], "what it started has ended with it"

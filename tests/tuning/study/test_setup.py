@@ -63,7 +63,6 @@ def test_finished_run_is_printed_again_and_unchanged(finished: Path, capsys: pyt
 def test_resumed_run_keeps_its_configuration(finished: Path) -> None:
     typed = [f"resume={FINISHED}", "runs_dir=my runs", "dashboard=true"]
     folder, resumed = setup.prepare_config(load.load(typed))
-    assert folder is not None
     assert folder.resolve() == finished.parent
     assert (resumed.space.fixed["dropout"], resumed.dashboard) == (0.2, True)
     assert shlex.split(setup.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
