@@ -21,6 +21,12 @@ from trainables.our_knobs import BUILT_IN
 from tuning import run
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder, empty."""
+    monkeypatch.chdir(tmp_path)
+
+
 def test_help_answers_at_once_and_imports_neither_torch_nor_ray() -> None:
     code = "import sys; from tuning import run; run.main(['--help']); print(*sorted(sys.modules), file=sys.stderr)"
     spent = []
@@ -49,9 +55,8 @@ def test_help_names_every_exit_code() -> None:
     ],
 )
 def test_bad_input_is_one_error_with_code_2_and_writes_nothing(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert run.main(arguments) == 2
     err = capsys.readouterr().err
     assert says in err
@@ -60,16 +65,12 @@ def test_bad_input_is_one_error_with_code_2_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_validate_runs_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_validate_runs_and_writes_nothing(tmp_path: Path) -> None:
     assert run.main(["workload=nli", "search.trials=3", "--validate"]) == 0
     assert not list(tmp_path.iterdir())
 
 
-def test_a_workload_that_cannot_be_imported_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_workload_that_cannot_be_imported_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.py").write_text("WORKLOAD = undefined\n")
     assert run.main(["workload=broken.py"]) == 2
     err = capsys.readouterr().err
@@ -88,17 +89,13 @@ def test_a_workload_that_cannot_be_imported_is_one_error(
 def test_a_file_is_named_once_in_what_is_said_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, says: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tuning.workers.own_workload.UserFile", Here)
     (tmp_path / "lacking.py").write_text(lines)
     assert run.main(["workload=lacking.py", "--validate"]) == 2
     assert f"error: {says.replace('lacking.py', str(tmp_path / 'lacking.py'))}" in capsys.readouterr().err
 
 
-def test_a_file_with_a_command_line_of_its_own_finds_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_with_a_command_line_finds_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reads = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', {})\n"
     rest = f"asked = parser.parse_args()\n{MINE.read_text()}"
     (tmp_path / "optional.py").write_text(reads.format("default=0.1") + rest)
@@ -110,18 +107,13 @@ def test_a_file_with_a_command_line_of_its_own_finds_an_empty_one(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_told_apart_though_a_wait_of_ray_replaces_its_exception(
-    number: signal.Signals,
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def waits(*_: object) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(number)
         raise KeyboardInterrupt  # as ray.wait does where the signal arrives before it begins to wait
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tuning.study.study.run", waits)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -165,10 +157,7 @@ def test_a_run_in_a_shells_background_obeys_signals_and_a_second_ends_all_its_pr
         assert "interrupted by SIGINT" in process.stderr.read()
 
 
-def test_alone_it_prints_help_and_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_alone_it_prints_help_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main([]) == 0
     assert capsys.readouterr().out == run.HELP
     assert not list(tmp_path.iterdir())
