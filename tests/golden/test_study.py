@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.commands import MINE, run, start
-from tests.golden.outputs import BESIDE, SLOW, answer, journal, killed_once, of, resumed, study, tiny
+from tests.commands import MINE, start
+from tests.golden.outputs import BESIDE, SLOW, answer, interrupted_once, journal, of, resumed, study, tiny
+from tuning.config import best_file
 
 HUNGRY = """
 import torch
@@ -71,20 +73,6 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(ended: Path, tmp_
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 
-def test_a_finished_study_that_is_given_more_trials_goes_on_and_picks_again(ended: Path, tmp_path: Path) -> None:
-    shutil.copytree(ended, tmp_path, dirs_exist_ok=True)
-    before = len(journal(tmp_path / "runs" / "mine" / "one"))
-    assert run("tuning.run", ["resume=one", "search.trials=5"], tmp_path) == 0, (tmp_path / "err").read_text()[-2000:]
-    made = tmp_path / "runs" / "mine" / "one"
-    records = journal(made)
-    assert len(of(records, "trial")) == 5 + BESIDE
-    assert not of(records[before:], "probe"), "what was probed is known"
-    assert len(of(records[before:], "pick")) == 1
-    assert records[-1]["event"] == "stop"
-    rounds = [r["round"] for r in of(records[before:], "window")]
-    assert not rounds or len(rounds) == len(set(rounds)) * len({r["name"] for r in of(records[before:], "window")})
-
-
 def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None:
     (tmp_path / "hungry.py").write_text(HUNGRY)
     card = ["card=rtx4060", "card.memory_gib=0.003", "card.reserve_gib=0", "knobs.amp_dtype=fp32"]
@@ -108,14 +96,20 @@ def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None
 
 @pytest.mark.fault
 @pytest.mark.timeout(300)
-def test_a_study_killed_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    count, kills = 4, 2
+def test_a_study_killed_and_then_stopped_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    count = 5
     fixed = ["batch_size=16", "micro_batch_size=8", "amp_dtype=fp32", "num_workers=0"]
     slow = ["concurrency=1", f"search.trials={count}", "budget.train_epochs=8", "search.max_time=20m"]
     slow += ["budget.confirm.seeds=1", "budget.confirm.top=1"]  # of which this is not
-    finished: dict[str, object] = {}
-    for kill in range(kills):
-        asked = tiny(f"workload={MINE}", *slow, *(f"knobs.{f}" for f in fixed)) if kill == 0 else ["resume=one"]
-        finished |= killed_once(start("tuning.run", asked, tmp_path), tmp_path)
-    assert len(finished) < count, "the study had ended before it was killed"
-    assert len(of(resumed(tmp_path, finished, count), "resume")) == kills
+    asked = tiny(f"workload={MINE}", *slow, *(f"knobs.{f}" for f in fixed))
+    finished = interrupted_once(start("tuning.run", asked, tmp_path), tmp_path)
+    process = start("tuning.run", ["resume=one"], tmp_path)
+    finished |= interrupted_once(process, tmp_path, stops=["stop", "last"])
+    assert len(finished) < count, "the study had ended before it was stopped"
+    assert "python -m tuning.run resume=one" in (tmp_path / "err").read_text()
+    assert f"{Path('runs/mine/one/best.yaml')} holds the best so far" in (tmp_path / "out").read_text()
+    said = best_file.read(tmp_path / "runs" / "mine" / "one" / "best.yaml").warnings[0]
+    assert said.startswith("best.yaml is the best so far")
+    family = [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)]
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert len(of(resumed(tmp_path, finished, count), "resume")) == 2

@@ -12,10 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commands import MINE, run, start, wait_for
+from tests.commands import MINE, start, wait_for
 from tuning import __main__
-from tuning.config import best_file
-from tuning.journal.records import read
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(420)]
 STUDY = [
@@ -102,52 +100,3 @@ def test_search_whose_ray_is_killed_goes_on_until_it_is_interrupted(tmp_path: Pa
         assert ("error: Ray ended the search: its process gcs_server is gone" in said) == (code == 4)
         left = psutil.wait_procs(children, timeout=10)[1]
         assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_stop_ends_a_run_and_leaves_what_is_known(tmp_path: Path) -> None:
-    process, family = trial_begins(tmp_path, *STUDY, "concurrency=1")
-    assert run("tuning", ["stop", "last"], tmp_path) == 0
-    assert process.wait(timeout=20) == 130
-    assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
-    assert f"{Path('runs/mine/killed/best.yaml')} holds the best so far" in (tmp_path / "out").read_text()
-    best = best_file.read(tmp_path / "runs" / "mine" / "killed" / "best.yaml")
-    assert best.warnings[0].startswith("best.yaml is the best so far")
-    assert not psutil.wait_procs(family, timeout=10)[1]
-
-
-DEADLY = """
-import os, signal, threading
-from tests.data.mine import Moons
-
-class Deadly(Moons):
-    default_space = {"learning_rate": [0.01, 0.02], "batch_size": [64], "micro_batch_size": [8, 64]}
-
-    def loss(self, model, batch):
-        if len(batch[0]) == 64:
-            print("so long", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().loss(model, batch)
-
-WORKLOAD = Deadly()
-"""
-
-
-def test_probe_that_kills_its_process_is_a_record(tmp_path: Path) -> None:
-    (tmp_path / "deadly.py").write_text(DEADLY, encoding="utf-8")
-    quick = [a for a in STUDY[3:] if not a.startswith(("knobs.", "budget.train", "budget.probe.max"))]
-    limits = [
-        "budget.probe.max_time_s=30",
-        "search.trials=0",
-        "concurrency=1",
-        "name=deadly",
-        "knobs.num_workers=0",
-    ]
-    code = run("tuning.run", ["workload=deadly.py", *limits, *quick], tmp_path)
-    assert code == 0, (tmp_path / "err").read_text()[-2000:]
-    records, _ = read(tmp_path / "runs" / "deadly" / "deadly" / "trials.jsonl")
-    killed = [r for r in records if r.event == "probe" and r["outcome"] == "killed"]
-    assert [r["config"]["micro_batch_size"] for r in killed] == [64]
-    assert killed[0]["message"] == "the process was lost: signal 9 (SIGKILL); so long"
-    assert killed[0].get("samples_per_s") is None
-    assert "what it measured is measured once more" in " ".join((tmp_path / "err").read_text().split())
-    assert (tmp_path / "runs" / "deadly" / "deadly" / "best.yaml").exists()

@@ -132,7 +132,7 @@ WORKLOAD = Hanging()
 
 
 def test_a_process_that_hangs_is_measured_again_and_says_where_it_stood(tmp_path: Path) -> None:
-    """What is lost twice is an outcome: test_trials.py has it, and of a study ../study/test_kill_fault.py."""
+    """What is lost twice is an outcome: the next test has it, and test_trials.py."""
     (tmp_path / "hanging.py").write_text(HANGING, encoding="utf-8")
     said: list[str] = []
 
@@ -148,6 +148,33 @@ def test_a_process_that_hangs_is_measured_again_and_says_where_it_stood(tmp_path
     assert len(said) == 1
     assert re.match(r'process hung: no answer for \d+ s in File ".*hanging\.py", line \d+', said[0])
     assert said[0].endswith("search.hang_time gives it more time; what it measured is measured once more")
+
+
+DEADLY = """
+import os, signal
+from tests.data.mine import Moons
+
+class Deadly(Moons):
+    def loss(self, model, batch):
+        if len(batch[0]) == 64:
+            print("so long", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+WORKLOAD = Deadly()
+"""
+
+
+@pytest.mark.fault
+def test_a_probe_that_kills_its_process_twice_is_an_outcome(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY, encoding="utf-8")
+    said: list[str] = []
+    with Worker(WorkerConfig(str(tmp_path / "deadly.py")), said.append) as worker:
+        killed = worker.probe({"batch_size": 64, "micro_batch_size": 64}, 0.2, 0.0)
+        assert worker.probe(KNOBS, 0.2, 0.0).outcome == "ok"
+    assert (killed.outcome, killed.samples_per_s) == ("killed", None)
+    assert killed.message == "the process was lost: signal 9 (SIGKILL); so long"
+    assert "what it measured is measured once more" in said[0]
 
 
 STUCK = """
