@@ -96,7 +96,7 @@ def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None
 
 @pytest.mark.fault
 @pytest.mark.timeout(300)
-def test_a_study_killed_and_then_stopped_loses_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_study_killed_then_stopped_loses_and_repeats_nothing(tmp_path: Path) -> None:
     count = 5
     fixed = ["batch_size=16", "micro_batch_size=8", "amp_dtype=fp32", "num_workers=0"]
     slow = ["concurrency=1", f"search.trials={count}", "budget.train_epochs=8", "search.max_time=20m"]

@@ -84,7 +84,7 @@ def trial_begins(folder: Path, *typed: str) -> tuple[subprocess.Popen[str], list
     return process, psutil.Process(process.pid).children(recursive=True)
 
 
-def test_search_whose_ray_is_killed_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_search_whose_ray_is_killed_goes_on_until_interrupted(tmp_path: Path) -> None:
     heard = 0
     for typed, code in (([*STUDY, "concurrency=2"], 4), (["resume=killed"], 130)):
         process, children = trial_begins(tmp_path, *typed)

@@ -102,7 +102,7 @@ def test_what_changes_learning_is_measured_once(tmp_path: Path) -> None:
     assert {probe.config["micro_batch_size"] for probe in made.measure().run.probes if not probe.name} == {32}
 
 
-def test_batch_in_one_piece_is_probed_first_and_cut_if_it_must_be(tmp_path: Path) -> None:
+def test_batch_in_one_piece_is_probed_first_and_cut_if_need_be(tmp_path: Path) -> None:
     """With batch norm a smaller micro-batch is another training, and mostly a slower one."""
     knobs = ("knobs.micro_batch_size=[32,64,256]", "knobs.batch_size=[256]", "knobs.num_workers=[0]")
     facts = replace(FACTS, asked=("batch_size", "micro_batch_size"), train_samples=1024)  # of a custom loop
