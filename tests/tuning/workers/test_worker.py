@@ -152,12 +152,14 @@ def test_a_process_that_hangs_is_measured_again_and_says_where_it_stood(tmp_path
 
 DEADLY = """
 import os, signal
+from pathlib import Path
 from tests.data.mine import Moons
 
 class Deadly(Moons):
     def loss(self, model, batch):
         if len(batch[0]) == 64:
             print("so long", flush=True)
+            Path(__file__).with_name(f"death_of_{os.getpid()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)
 
@@ -175,6 +177,7 @@ def test_a_probe_that_kills_its_process_twice_is_an_outcome(tmp_path: Path) -> N
     assert (killed.outcome, killed.samples_per_s) == ("killed", None)
     assert killed.message == "the process was lost: signal 9 (SIGKILL); so long"
     assert "what it measured is measured once more" in said[0]
+    assert len(list(tmp_path.glob("death_of_*"))) == 2
 
 
 STUCK = """
