@@ -60,7 +60,6 @@ class Nodes:
     def ask(self, **command: Any) -> dict[str, Any]:
         """Returns the answer to a command."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(json.dumps(command), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         assert answer, self.errors.read_text()[-2000:]

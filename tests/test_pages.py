@@ -112,7 +112,8 @@ def started(folder: Path) -> Iterator[None]:
     assert process.wait(60) == 130
 
 
-def test_the_studies_of_an_answer_have_settings_that_there_are(folder: Path) -> None:
+def test_the_studies_of_an_answer_have_settings_that_there_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuning.workers.own_workload.UserFile", Here)
     asked = [shlex.split(command)[3:] for command in commands("faq") if "tuning.run workload=" in command]
     assert len(asked) >= 5
     for arguments in asked:

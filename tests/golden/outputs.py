@@ -7,6 +7,7 @@ import csv
 import json
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,13 @@ def study(folder: Path, *arguments: str, workload: str = str(MINE)) -> list[dict
     return journal(made)
 
 
-def killed_once(process: subprocess.Popen[str], folder: Path, more: int = 1) -> dict[str, Any]:
-    """Kills the study in `folder` once so many more trials have ended; returns the values of all that have."""
+def interrupted_once(
+    process: subprocess.Popen[str], folder: Path, more: int = 1, stops: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Kills the study of `folder` once so many more trials have ended; returns the values of all that have.
+
+    `stops` is a command of ours that ends it in order instead.
+    """
     made = folder / "runs" / "mine" / "one"
 
     def ends() -> int:
@@ -102,8 +108,11 @@ def killed_once(process: subprocess.Popen[str], folder: Path, more: int = 1) -> 
 
     wanted = ends() + more
     assert wait_for(lambda: ends() >= wanted, process), (folder / "err").read_text()[-2000:]
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    if stops:
+        assert run("tuning", stops, folder) == 0
+    else:
+        process.send_signal(signal.SIGKILL)
+    assert process.wait(timeout=20) == (130 if stops else -signal.SIGKILL)
     return {r["trial"]: r["values"] for r in of(journal(made, killed=True), "trial")}
 
 

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
 def test_trials_of_two_processes_go_through_every_stage_and_the_best_trains(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     asked = ["devices_per_trial=2", "concurrency=1", "knobs.num_workers=0", "search.trials=1", "budget.confirm.top=1"]
+    asked += ["budget.confirm.seeds=1"]
     records = study(tmp_path, *asked, *SLOW)
     assert {r["outcome"] for r in of(records, "trial")} <= {"ok", "stopped"}
     assert of(records, "confirmed")

@@ -1,4 +1,4 @@
-"""The three frameworks' examples: how little of a plain script changes, and studies from the command line."""
+"""The three frameworks' examples: how little of a plain script changes, and a study from the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.commands import ROOT, run
 from tests.golden.outputs import BESIDE, answer, of, study
 
 DATA = ROOT / "tests" / "data"
-PACKAGES = {"trainer": "transformers", "lightning": "pytorch_lightning"}  # a command of the page is of the third
 
 
 @pytest.mark.parametrize(("name", "lines"), [("trainer", 5), ("lightning", 4), ("accelerate", 8)])
@@ -25,17 +24,16 @@ def test_so_many_lines_of_the_script_are_new(name: str, lines: int) -> None:
 
 @pytest.mark.workload
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", PACKAGES)
-def test_a_study_and_its_best_trained(name: str, tmp_path: Path) -> None:
-    pytest.importorskip(PACKAGES[name])
+def test_a_study_and_its_best_trained(tmp_path: Path) -> None:
+    """What a worker asks of the other two for it, tests/trainables/test_framework_loops.py has."""
+    pytest.importorskip("pytorch_lightning")
     made = ["knobs.learning_rate=[3e-3,1e-2]", "search.trials=2", "budget.confirm.seeds=1", "budget.confirm.top=1"]
-    records = study(tmp_path, "concurrency=1", *made, workload=str(DATA / f"{name}_loop.py"))
+    records = study(tmp_path, "concurrency=1", *made, workload=str(DATA / "lightning_loop.py"))
     assert len(of(records, "trial")) == 2 + BESIDE
     assert all(0 <= t["values"]["accuracy"] <= 1 for t in of(records, "trial"))
     assert "not measured" not in " ".join(r["text"] for r in of(records, "note"))
-    if name == "lightning":  # what `train` does with any loop, test_own_loop.py has
-        best = tmp_path / "runs" / "lightning_loop" / "one" / "best.yaml"
-        assert answer(tmp_path, "train", "--from", str(best))["samples"] == 1024
+    best = tmp_path / "runs" / "lightning_loop" / "one" / "best.yaml"
+    assert answer(tmp_path, "train", "--from", str(best))["samples"] == 1024
 
 
 @pytest.mark.slow

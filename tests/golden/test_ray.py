@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE, start, wait_for
-from tests.golden.outputs import killed_once, of, resumed, tiny
+from tests.golden.outputs import interrupted_once, of, resumed, tiny
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -77,7 +77,7 @@ def test_killed_search_with_a_dashboard_resumes(
     assert {state for name, state in named if name.startswith("t000 runs  ")} == {"FINISHED"}
     assert "stage search" in dict(named)
 
-    finished = killed_once(process, tmp_path, more=0)  # at once: the dashboard may have taken seconds to answer
+    finished = interrupted_once(process, tmp_path, more=0)  # at once: the dashboard may have taken seconds to answer
     assert 0 < len(finished) < 8, "the search had ended before it was killed"
     records = resumed(tmp_path, finished, 8, str(script), "run", "dashboard=false")
     assert of(records, "study")[0]["concurrency"] == 2

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import MINE, share_library
-from tests.golden.outputs import answer, of, study
+from tests.golden.outputs import of, study
 
 pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
 FEW = ["concurrency=1", "search.trials=2", "budget.confirm.seeds=1", "budget.confirm.top=1"]
@@ -40,13 +39,3 @@ def test_a_study_of_phases_that_is_minimised(tmp_path: Path) -> None:
     assert 0 < errors.get(pick["best"], errors["t000"]) <= max(errors.values())
     assert len(errors) > 1
     assert all(r["active"]["phases"].keys() == {"first", "second"} for r in of(records, "confirmed"))
-
-
-def test_an_estimate_for_a_card_that_is_not_here(tmp_path: Path) -> None:
-    share_library(tmp_path)
-    found = answer(tmp_path, "estimate", f"workload={MINE}", "card=rtx4060", *SEARCHED)
-    assert {"workload", "card", "kernels", "knobs", "rows", "notes", "seconds"} <= found.keys()
-    assert (found["card"]["name"], found["kernels"]) == ("rtx4060", "cuda")
-    assert 0 < found["card"]["usable_bytes"] < found["card"]["memory_bytes"]
-    assert found["rows"]
-    assert all({"knobs", "confidence", "cells", "largest"} <= row.keys() for row in found["rows"])

@@ -66,11 +66,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @frameworks
 def test_it_tells_what_it_asks_for(name: str, tmp_path: Path) -> None:
     its = FRAMEWORKS[name]
-    facts = session_of(name, tmp_path).describe(knobs_of(name))
+    session = session_of(name, tmp_path)
+    facts = session.describe(knobs_of(name))
     assert (facts.train_samples, facts.objectives) == (its.samples, {"accuracy": "max"})
     assert facts.seen == {"batch_size": its.batch, "micro_batch_size": its.batch // 2}
     assert {"learning_rate", "batch_size", "num_workers", "amp_dtype", "compile", its.asked} <= set(facts.asked)
     assert facts.parameters["total"] > 100
+    found = session.kinds(knobs_of(name), {"micro_batch_size": its.batch // 4})
+    assert (found.outcome, found.message, found.untold) == ("ok", "", ()), "a study of it knows what changes learning"
 
 
 @frameworks

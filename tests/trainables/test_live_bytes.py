@@ -110,7 +110,6 @@ def test_sparse_gradients_count_as_their_two_parts() -> None:
     embedding = torch.nn.Embedding(100, 4, sparse=True)
     with LiveBytes() as meter:
         embedding(torch.tensor([1, 2])).sum().backward()
-        assert embedding.weight.grad is not None
         assert meter.live_bytes >= storage_bytes([embedding.weight.grad._indices(), embedding.weight.grad._values()])
 
 

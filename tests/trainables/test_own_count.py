@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.fakes import heard
 from tests.trainables import test_own_loop
-from tests.trainables.test_own_loop import HEAD, prepared
+from tests.trainables.test_own_loop import BACKWARD, HEAD, WHOLE, loop, prepared
 from trainables import own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import OF_THE_LOOP, Knobs
@@ -26,11 +26,12 @@ script = test_own_loop.script
 
 # -- several optimisers ---------------------------------------------------------------------------
 
-GAN = """
-def train(run):
-    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+BOTH = """maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
     of_maker, of_judge = (torch.optim.SGD(net.parameters(), run["learning_rate"]) for net in (maker, judge))
-    run.prepare(nn.ModuleList([maker, judge]), of_maker, of_judge)
+    run.prepare(nn.ModuleList([maker, judge]), of_maker, of_judge)"""
+GAN = f"""
+def train(run):
+    {BOTH}
     SEEN.append((judge, maker))
     for number, (x, _) in enumerate(run.batches(DataLoader(DATA, **run.loader()))):
         made = maker(x)
@@ -83,20 +84,11 @@ def test_each_of_two_optimisers_steps_by_its_own_loss(script: Any, micro: int, a
 
 
 def test_whose_loss_comes_first_leaves_nothing_in_the_weights_of_the_other(script: Any) -> None:
-    body = """
-def train(run):
-    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
-    of_maker, of_judge = (torch.optim.SGD(net.parameters(), run["learning_rate"]) for net in (maker, judge))
-    run.prepare(nn.ModuleList([maker, judge]), of_maker, of_judge)
-    before = judge.bias.item()
-    for x, _ in run.batches(DataLoader(DATA, **run.loader())):
-        run.backward(judge(maker(x)).square().mean() + 100.0 * judge(maker(x)).mean(), of_maker)
+    lines = """made = judge(maker(batch[0]))
+        run.backward(made.square().mean() + 100.0 * made.mean(), of_maker)
         run.backward((judge.bias - judge.bias.detach()).sum() * 0.0, of_judge)
-        SEEN.append(judge.bias.item() - before)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
-    workload = script(body)
+        SEEN.append(judge.bias.item() - before)"""
+    workload = script(loop(lines, "before = judge.bias.item()", net=BOTH))
     own_loop.train(prepared(workload, Plan(32, (32,)), micro_batch_size=16))
     assert set(workload.train.__globals__["SEEN"]) == {0.0}
 
@@ -119,23 +111,14 @@ def test_the_passes_of_the_second_optimiser_are_no_part_of_its_step(
 
 
 def test_one_loss_for_two_optimisers_has_gradients_for_both(script: Any) -> None:
-    body = """
-def train(run):
-    net = nn.Linear(4, 1)
+    net = """net = nn.Linear(4, 1)
     first, other = (torch.optim.SGD([p], run["learning_rate"]) for p in (net.weight, net.bias))
-    run.prepare(net, first, other)
-    bias = net.bias.item()
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        if run.backward(loss_of(net, batch), first):
-            other.step()
-            other.zero_grad()
-        if run.evaluate_now:
-            run.report(error=1.0)
-    SEEN.append(net.bias.item() - bias)
-"""
-    workload = script(body)
+    run.prepare(net, first, other)"""
+    lines = """run.backward(loss_of(net, batch), first) and (other.step(), other.zero_grad())
+        SEEN.append(net.bias.item() - bias)"""
+    workload = script(loop(lines, "bias = net.bias.item()", net=net))
     own_loop.train(prepared(workload, Plan(64, (64,))))
-    assert workload.train.__globals__["SEEN"][0] != 0.0
+    assert workload.train.__globals__["SEEN"][-1] != 0.0
 
 
 # -- samples ---------------------------------------------------------------------------
@@ -152,14 +135,7 @@ class Bare:
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(DATA)
-
-def train(run):
-    net, optimizer = made(run)
-    for batch in run.batches(LOADER):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+""" + loop(BACKWARD, data="LOADER")
 
 
 @pytest.mark.parametrize("loader", ["tqdm(DataLoader(DATA, batch_size=8), disable=True)", "Bare(batch_size=8)"])
@@ -171,19 +147,10 @@ def test_a_pass_has_the_samples_of_what_is_wrapped(script: Any, loader: str) -> 
 
 
 def test_each_call_of_run_asks_for_the_knobs_whose_rows_name_it(script: Any) -> None:
-    body = """
-def train(run):
-    net = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), run["learning_rate"])
-    run.prepare(net, optimizer)
-    for x, y in run.batches(DataLoader(DATA, **run.loader())):
-        with run.autocast():
-            loss = (net(x) - y.view(-1, 1)).square().mean()
-        run.backward(loss, optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
-    state = prepared(script(body), Plan(64, (64,)))
+    lines = """with run.autocast():
+            loss = loss_of(net, batch)
+        run.backward(loss, optimizer)"""
+    state = prepared(script(loop(lines)), Plan(64, (64,)))
     own_loop.train(state)
     assert state.asked == {"learning_rate", *(name for name, row in OF_THE_LOOP.items() if row.asked_by != "name")}
 
@@ -199,22 +166,11 @@ def test_a_loader_that_tells_no_samples_is_asked_for_them(script: Any, loader: s
     assert (state.pass_samples, state.samples) == (64, 96)
 
 
-LEFT_FIRST = """
-def train(run):
-    net = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), run["learning_rate"])
-    run.prepare(net, optimizer)
-    parts = torch.arange(40).split(run["batch_size"] // CUT)
-    for batch in run.batches(DataLoader(DATA, batch_sampler=[p.tolist() for p in parts[::-1]]), samples=40):
-        run.backward(net(batch[0]).square().mean(), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
-
-
-@pytest.mark.parametrize(("cut", "seen"), [("1", 16), ("2", 8)])
-def test_a_smaller_batch_that_comes_first_is_not_what_was_seen(script: Any, cut: str, seen: int) -> None:
-    state = prepared(script(LEFT_FIRST.replace("CUT", cut)), Plan(80, (80,)), micro_batch_size=16)
+@pytest.mark.parametrize(("cut", "seen"), [(1, 16), (2, 8)])
+def test_a_smaller_batch_that_comes_first_is_not_what_was_seen(script: Any, cut: int, seen: int) -> None:
+    parts = f'parts = torch.arange(40).split(run["batch_size"] // {cut})'
+    data = "DataLoader(DATA, batch_sampler=[p.tolist() for p in parts[::-1]]), samples=40"
+    state = prepared(script(loop(BACKWARD, parts, data=data)), Plan(80, (80,)), micro_batch_size=16)
     own_loop.train(state)
     assert (state.active["batch_size"], state.active["micro_batch_size"]) == (seen, seen)
 
@@ -231,15 +187,7 @@ class Chunks:
         for _ in range(4):
             x = torch.ones(5, 16, 4)  # 5 steps of 16 texts
             yield x, x.sum(2).view(-1)
-
-
-def train(run):
-    net, optimizer = made(run)
-    for x, y in run.batches(LOADER):
-        run.backward((net(x).view(-1) - y).square().mean(), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+""" + loop("x, y = batch; run.backward((net(x).view(-1) - y).square().mean(), optimizer)", data="LOADER")
 
 
 @pytest.mark.parametrize(
@@ -253,14 +201,7 @@ def test_batches_with_time_first_count_their_texts(script: Any, loader: str) -> 
 
 
 def test_a_micro_batch_that_is_asked_for_by_name_cuts_a_batch_evenly(script: Any) -> None:
-    body = """
-def train(run):
-    net, optimizer = made(run)
-    for batch in run.batches(DataLoader(DATA, batch_size=run["micro_batch_size"])):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+    body = loop(BACKWARD, data='DataLoader(DATA, batch_size=run["micro_batch_size"])')
     state = prepared(script(body), Plan(64, (64,)), batch_size=16, micro_batch_size=12)
     own_loop.train(state)
     assert (state.active["micro_batch_size"], state.active["batch_size"], state.steps) == (8, 16, 4)
@@ -268,24 +209,16 @@ def train(run):
 
 def test_a_training_loader_of_whole_batches_beside_one_of_micro_batches_is_refused(script: Any) -> None:
     """Else a step would be taken once in several of its batches."""
-    body = """
-def train(run):
-    net, optimizer = made(run)
-    judged = DataLoader(DATA, **run.loader())
-    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
-        run.backward(loss_of(net, batch), optimizer)
-"""
+    judged = "judged = DataLoader(DATA, **run.loader())"
 
-    def trained(body: str) -> None:
+    def trained(lines: str, first: str = judged) -> None:
+        body = loop(lines, first, data=WHOLE)
         own_loop.train(prepared(script(body), Plan(64, (64,)), batch_size=16, micro_batch_size=4))
 
     with pytest.raises(LoopError, match=r"whole batches of 16, and run\.loader\(\) made .* 4: run\.loader\(\) is for"):
-        trained(body)
-    own_lines = "loss_of(net, batch).backward(); optimizer.step(); optimizer.zero_grad(); run.step()"
-    reports = "\n        if run.evaluate_now: run.report(error=1.0)\n"
-    trained(body.replace("run.backward(loss_of(net, batch), optimizer)\n", own_lines + reports))
-    by_name = body.replace("    judged", '    part = run["micro_batch_size"]\n    judged')
-    trained(by_name.rstrip() + reports)
+        trained(BACKWARD)
+    trained("loss_of(net, batch).backward(); optimizer.step(); optimizer.zero_grad(); run.step()")
+    trained(BACKWARD, f'part = run["micro_batch_size"]; {judged}')
 
 
 @pytest.mark.parametrize(
@@ -297,30 +230,17 @@ def train(run):
     ],
 )
 def test_clipping_is_seen_in_the_first_step(script: Any, clips: str) -> None:
-    body = f"""
-def train(run):
-    net, optimizer = made(run)
-    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
-        loss = loss_of(net, batch) * torch.linalg.vector_norm(batch[0])  # a norm of no gradient
-        {clips}
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+    loss = "loss = loss_of(net, batch) * torch.linalg.vector_norm(batch[0])  # a norm of no gradient"
+    workload = script(loop(f"{loss}\n        {clips}", data=WHOLE))
     for limit, is_seen in ((0.25, True), (0.0, "step()" in clips)):
-        state = prepared(script(body), Plan(64, (64,)), max_grad_norm=limit)
+        state = prepared(workload, Plan(64, (64,)), max_grad_norm=limit)
         own_loop.train(state)
         assert bool(state.active["gradient_norms"]) == is_seen
 
 
 def test_batches_count_what_was_drawn_whatever_collate_makes_of_them(script: Any) -> None:
-    body = """
-def train(run):
-    net, optimizer = made(run)
-    for x, y in run.batches(DataLoader(DATA, collate_fn=lambda b: tuple(zip(*b)), **run.loader())):
-        run.backward(loss_of(net, (torch.stack(x), torch.stack(y))), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+    tuples = "DataLoader(DATA, collate_fn=lambda b: tuple(zip(*b)), **run.loader())"
+    body = loop("run.backward(loss_of(net, [*map(torch.stack, batch)]), optimizer)", data=tuples)
     state = prepared(script(body), Plan(128, (128,)))
     own_loop.train(state)
     assert (state.samples, state.steps, state.active["batch_size"]) == (128, 8, 16)
@@ -328,19 +248,12 @@ def train(run):
 
 # -- steps ---------------------------------------------------------------------------
 
-CYCLE = """
-FEW = TensorDataset(X[:60], X[:60].sum(1))
-
-def train(run):
-    net, optimizer = made(run)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=run.steps)
-    SEEN.append(run.steps)
-    for batch in run.batches(DataLoader(FEW, MORE**run.loader())):
-        if run.backward(loss_of(net, batch), optimizer):
-            schedule.step()
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+CYCLE = loop(
+    f"{BACKWARD} and schedule.step()",
+    "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=run.steps); SEEN.append(run.steps)",
+    data="DataLoader(FEW, MORE**run.loader())",
+    head="FEW = TensorDataset(X[:60], X[:60].sum(1))",
+)
 
 
 @pytest.mark.parametrize(
@@ -455,14 +368,7 @@ def test_a_script_on_its_own_takes_the_one_value_that_is_given(
     ],
 )
 def test_steps_of_ones_own_that_are_missed_or_too_many_are_told_at_once(script: Any, lines: str, said: str) -> None:
-    body = f"""
-def train(run):
-    net, optimizer = made(run)
-    other = torch.optim.Adam(net.parameters())
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        loss = loss_of(net, batch)
-        {lines}
-"""
+    body = loop(f"loss = loss_of(net, batch)\n        {lines}", "other = torch.optim.Adam(net.parameters())")
     state = prepared(script(body), Plan(10_000, (10_000,)))
     with pytest.raises(LoopError, match=said):
         own_loop.train(state)
@@ -480,7 +386,7 @@ def train(run):
 )
 def test_steps_of_ones_own_beside_those_of_backward_are_theirs(script: Any, lines: str) -> None:
     """A second optimiser by hand, a penalty behind a whole batch, a wrapper that is no optimiser by itself."""
-    body = f"""
+    wrapped = """
 class Wrapped(torch.optim.Optimizer):
     def __init__(self, inner):
         self.inner = inner
@@ -488,36 +394,21 @@ class Wrapped(torch.optim.Optimizer):
     param_groups = property(lambda self: self.inner.param_groups)
     step = lambda self: self.inner.step()
     zero_grad = lambda self, set_to_none=True: self.inner.zero_grad(set_to_none)
-
-def train(run):
-    net, center = nn.Linear(4, 1), nn.Parameter(torch.zeros(3))
-    optimizer, other = torch.optim.SGD(net.parameters(), lr=run["learning_rate"]), torch.optim.SGD([center], lr=0.1)
-    run.prepare(net, optimizer, other)
-    wrapped = Wrapped(optimizer)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        loss = loss_of(net, batch)
-        {lines}
-        if run.evaluate_now:
-            run.report(error=1.0)
 """
+    net = """net, center = nn.Linear(4, 1), nn.Parameter(torch.zeros(3))
+    optimizer, other = torch.optim.SGD(net.parameters(), lr=run["learning_rate"]), torch.optim.SGD([center], lr=0.1)
+    run.prepare(net, optimizer, other)"""
+    lines = f"loss = loss_of(net, batch)\n        {lines}"
+    body = loop(lines, "wrapped = Wrapped(optimizer)", net=net, head=wrapped)
     state = prepared(script(body), Plan(128, (128,)), batch_size=64, micro_batch_size=4)
     own_loop.train(state)
     assert (state.samples, state.steps) == (128, 2)
 
 
 def test_an_optimiser_of_the_file_is_watched_by_the_training_at_hand_alone(script: Any) -> None:
-    body = """
-NET = nn.Linear(4, 1)
-OPTIMIZER = torch.optim.SGD(NET.parameters(), lr=0.1)
-
-def train(run):
-    run.prepare(NET, OPTIMIZER)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        run.backward(loss_of(NET, batch), OPTIMIZER)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
-    workload = script(body)
+    head = "NET = nn.Linear(4, 1)\nOPTIMIZER = torch.optim.SGD(NET.parameters(), lr=0.1)"
+    net = "net, optimizer = run.prepare(NET, OPTIMIZER)"
+    workload = script(loop(BACKWARD, net=net, head=head))
     for _ in range(2):
         state = prepared(workload, Plan(64, (64,)))
         own_loop.train(state)
@@ -538,16 +429,7 @@ def train(run):
 def test_a_scheduler_that_never_moves_the_rate_is_remarked_upon(
     script: Any, schedule: str, steps: str, told: bool
 ) -> None:
-    body = f"""
-def train(run):
-    net, optimizer = made(run)
-    schedule = torch.optim.lr_scheduler.{schedule}
-    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
-        run.backward(loss_of(net, batch), optimizer)
-        {steps}
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+    body = loop(f"{BACKWARD}\n        {steps}", f"schedule = torch.optim.lr_scheduler.{schedule}", data=WHOLE)
     state = prepared(script(body), Plan(64, (32, 64)))
     own_loop.train(state)
     assert ("SGD has a scheduler that run.prepare was not shown, and its learning" in state.remark) == told
@@ -579,21 +461,15 @@ SCHEDULE = "LambdaLR(optimizer, lambda step: {} * min(step, 3) / 3)"
 def test_a_learning_rate_that_reaches_no_optimiser_is_remarked_upon_once(
     script: Any, rate: str, schedule: str, other: str, rates: tuple[float, ...], told: str
 ) -> None:
-    body = f"""
-def train(run):
-    net, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    nets = f"""net, head = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr={rate})
     second = torch.optim.SGD(head.parameters(), lr={other or rate})
-    run.prepare(net, optimizer)
-    {schedule and f"schedule = torch.optim.lr_scheduler.{schedule}"}
-    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
-        loss = loss_of(nn.Sequential(net, head), batch)
+    run.prepare(net, optimizer)"""
+    lines = f"""loss = loss_of(nn.Sequential(net, head), batch)
         run.backward(loss_of(nn.Sequential(net, head), batch), optimizer)
         {"run.backward(loss, second)" if other else ""}
-        {schedule and "schedule.step()"}
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+        {schedule and "schedule.step()"}"""
+    body = loop(lines, schedule and f"schedule = torch.optim.lr_scheduler.{schedule}", net=nets, data=WHOLE)
     resident, remarks = own_loop.OwnResident(script(body)), []
     for at, learning_rate in enumerate(rates):
         knobs = Knobs.of({"learning_rate": learning_rate, "batch_size": 8 * (at + 1) if "/" in rate else 8}, EVERY)

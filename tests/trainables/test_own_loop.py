@@ -45,6 +45,25 @@ def made(run):
 def loss_of(net, batch):
     return (net(batch[0]).squeeze(1) - batch[1]).square().mean()
 """
+BACKWARD, NET = "run.backward(loss_of(net, batch), optimizer)", "net, optimizer = made(run)"
+WHOLE = 'DataLoader(DATA, batch_size=run["batch_size"])'
+
+
+def loop(
+    lines: str, first: str = "", *, net: str = NET, data: str = "DataLoader(DATA, **run.loader())", head: str = ""
+) -> str:
+    """A custom loop: `head` of the module, `net` and `first` of the function, and `lines` for each batch."""
+    return f"""{head}
+def train(run):
+    {net}
+    {first}
+    for batch in run.batches({data}):
+        {lines}
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
 PLAIN = """
 def train(run):
     loader = DataLoader(DATA, shuffle=True, **run.loader())
@@ -107,39 +126,30 @@ def test_eight_lines_of_the_script_are_new() -> None:
     assert len(new_lines(plain, own)) == 8
 
 
-SCHEDULED = """
-def train(run):
-    net = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.{name}
-    run.prepare(net, optimizer, scheduler)
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        SEEN.append(optimizer.param_groups[0]["lr"])
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=0.0)
-"""
+def scheduled(name: str, more: str = "") -> str:
+    first = f"scheduler = torch.optim.lr_scheduler.{name}; run.prepare(net, optimizer, scheduler)"
+    net = "net = nn.Linear(4, 1)\n    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)"
+    return loop(f"SEEN.append(optimizer.param_groups[0]['lr'])\n        {BACKWARD}{more}", first, net=net)
+
+
+HALVING = "StepLR(optimizer, 1, gamma=0.5)"
 
 
 def test_a_scheduler_that_is_shown_steps_behind_each_step_of_its_optimiser(script: Any) -> None:
-    workload = script(SCHEDULED.format(name="StepLR(optimizer, 1, gamma=0.5)"))
+    workload = script(scheduled(HALVING))
     events(workload, Plan(48, (48,)))
     assert workload.train.__globals__["SEEN"] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25], "two micro-batches a step"
 
 
 def test_a_scheduler_that_their_own_lines_step_too_is_an_error(script: Any) -> None:
-    body = SCHEDULED.format(name="StepLR(optimizer, 1, gamma=0.5)")
-    backward = "        run.backward(loss_of(net, batch), optimizer)\n"
-    twice = body.replace(backward, f"{backward}        scheduler.step()\n")
-    with pytest.raises(
-        WorkloadError, match=r"shown the StepLR, so that run\.backward steps it, and so do lines of your"
-    ):
-        events(script(twice), Plan(96, (96,)), micro_batch_size=16)
+    said = r"shown the StepLR, so that run\.backward steps it, and so do lines of your"
+    with pytest.raises(WorkloadError, match=said):
+        events(script(scheduled(HALVING, "; scheduler.step()")), Plan(96, (96,)), micro_batch_size=16)
 
 
 def test_a_scheduler_that_waits_for_a_metric_is_refused(script: Any) -> None:
     with pytest.raises(WorkloadError, match=r"ReduceLROnPlateau.*step it yourself"):
-        events(script(SCHEDULED.format(name="ReduceLROnPlateau(optimizer)")), Plan(48, (48,)))
+        events(script(scheduled("ReduceLROnPlateau(optimizer)")), Plan(48, (48,)))
 
 
 def test_windows_hold_every_sample_and_the_first_is_one_step(script: Any) -> None:
@@ -279,22 +289,10 @@ def test_a_model_that_a_script_keeps_is_laid_out_as_it_was_behind_a_training(scr
     assert workload.train.__globals__["SEEN"] == [False, True, False]
 
 
-TEACHER = """
-def train(run):
-    net, optimizer = made(run)
-    net.register_module("teacher", nn.Linear(4, 1).requires_grad_(False))
-    net.register_module("still", nn.Linear(4, 1).requires_grad_(False))
-    for batch in run.batches(DataLoader(DATA, **run.loader())):
-        loss = loss_of(net, batch)
-        run.backward(loss, optimizer)
-        net.teacher.weight.data.lerp_(net.weight.data, 0.1)
-        if run.evaluate_now:
-            run.report(error=loss.item())
-"""
-
-
 def test_frozen_weights_that_a_loop_writes_are_among_what_was_trained(script: Any) -> None:
-    state = prepared(script(TEACHER), Plan(64, (64,)))
+    frozen = "[net.register_module(n, nn.Linear(4, 1).requires_grad_(False)) for n in ('teacher', 'still')]"
+    body = loop(f"{BACKWARD}; net.teacher.weight.data.lerp_(net.weight.data, 0.1)", frozen)
+    state = prepared(script(body), Plan(64, (64,)))
     own_loop.train(state)
     assert state.model is not None
     assert set(checkpoint.trained_tensors(state.model, state.marks)) == {"weight", "bias", "teacher.weight"}
@@ -413,51 +411,26 @@ def test_a_loop_that_goes_on_for_ever_is_ended(script: Any, monkeypatch: pytest.
         events(script(ENDLESS.replace("run.report(error=1.0)", "pass")), Plan(64, (64,)))
 
 
-WAYS = """
-def train(run):
-    loader = DataLoader(DATA, batch_size=run["batch_size"]) if run["whole"] else DataLoader(DATA, **run.loader())
-    net, optimizer = made(run)
-    for batch in run.batches(loader):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+def steps_of(workload: OwnLoop, *changes: dict[str, Any]) -> list[int]:
+    """Returns the steps of trainings one after the other, each with these knobs changed."""
+    resident, steps = own_loop.OwnResident(workload), []
+    for change in changes:
+        own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1, **change}
+        state = own_loop.prepare(resident, Config(Knobs.of(own, table_of(workload)), {}), Plan(64, (64,)))
+        assert heard(state)
+        steps.append(state.steps)
+    return steps
 
 
 def test_what_one_training_asks_for_changes_no_step_of_the_next(script: Any) -> None:
-    workload = script(WAYS, HEAD.replace("[8, 16]}", '[8, 16], "whole": [False, True]}'))
-    resident, steps = own_loop.OwnResident(workload), []
-    for whole in (True, False, True):
-        own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1, "whole": whole}
-        state = own_loop.prepare(resident, Config(Knobs.of(own, table_of(workload)), {}), Plan(64, (64,)))
-        assert heard(state)
-        steps.append(state.steps)
-    assert steps == [4, 4, 4]
-
-
-KEPT = """
-LOADERS = []
-
-def train(run):
-    if not LOADERS:
-        LOADERS.append(DataLoader(DATA, **run.loader()))
-    net, optimizer = made(run)
-    for batch in run.batches(LOADERS[0]):
-        run.backward(loss_of(net, batch), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
+    body = loop(BACKWARD, data=f'{WHOLE} if run["whole"] else DataLoader(DATA, **run.loader())')
+    workload = script(body, HEAD.replace("[8, 16]}", '[8, 16], "whole": [False, True]}'))
+    assert steps_of(workload, *({"whole": whole} for whole in (True, False, True))) == [4, 4, 4]
 
 
 def test_a_loader_that_an_earlier_training_made_still_has_micro_batches(script: Any) -> None:
-    workload = script(KEPT)
-    resident, steps = own_loop.OwnResident(workload), []
-    for _ in range(2):
-        own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
-        state = own_loop.prepare(resident, Config(Knobs.of(own, table_of(workload)), {}), Plan(64, (64,)))
-        assert heard(state)
-        steps.append(state.steps)
-    assert steps == [4, 4]
+    kept = "LOADERS or LOADERS.append(DataLoader(DATA, **run.loader()))"
+    assert steps_of(script(loop(BACKWARD, kept, data="LOADERS[0]", head="LOADERS = []\n")), {}, {}) == [4, 4]
 
 
 STEPLESS = "    for batch in run.batches(DataLoader(DATA, batch_size=8)):\n        pass\n"

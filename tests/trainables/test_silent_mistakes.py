@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from tests.trainables import test_own_loop
-from tests.trainables.test_own_loop import events, prepared
+from tests.trainables.test_own_loop import BACKWARD, NET, events, loop, prepared
 from trainables import kinds, loader_check, own_loop
 from trainables.batches import SampleCounts
 from trainables.loader_check import SHARES_A_FILE, open_file, reads_differ
@@ -40,30 +40,9 @@ def train(run):
 """
 
 
-NET = "net, optimizer = made(run)"
-
-
-def loop(
-    lines: str, first: str = "", *, net: str = NET, data: str = "DataLoader(DATA, **run.loader())", head: str = ""
-) -> str:
-    """A custom loop: `head` of the module, `net` and `first` of the function, and `lines` for each batch."""
-    return f"""{head}
-def train(run):
-    {net}
-    {first}
-    for batch in run.batches({data}):
-        {lines}
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
-
-
-BACK = "run.backward(loss_of(net, batch), optimizer)"
-
-
 def scheduled(step: str, shown: str = "") -> str:
     first = "schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)"
-    return loop(f"{BACK}\n        {step}", f"{first}; {shown}")
+    return loop(f"{BACKWARD}\n        {step}", f"{first}; {shown}")
 
 
 BY_TURNS = "turns = locals().get('turns', 1) + 1; optimizer.param_groups[0]['lr'] = run['learning_rate'] / turns"
@@ -78,7 +57,7 @@ SCALED = "class Scaled(nn.Module):\n    def forward(self, weight):\n        retu
 
 def averaged(line: str, when: str = "True") -> str:
     first = "average = torch.optim.swa_utils.AveragedModel(net)"
-    return loop(f"stepped = {BACK}\n        if {when}: {line}", first, head=SCALED)
+    return loop(f"stepped = {BACKWARD}\n        if {when}: {line}", first, head=SCALED)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +159,15 @@ def thrice(state: OwnState) -> None:
     ids=["evaluation", "models", "graphs", "neither"],
 )
 def test_memory_that_no_micro_batch_frees_is_named(script: Any, keeps: str, evaluates: str, why: str) -> None:
-    state = prepared(script(loop(f"{BACK}\n        if run.evaluate_now: {evaluates}", keeps, head="KEPT = []\n")), PLAN)
+    lines = f"{BACKWARD}\n        if run.evaluate_now: {evaluates}"
+    state = prepared(script(loop(lines, keeps, head="KEPT = []\n")), PLAN)
     with pytest.raises(LoopError if why else torch.OutOfMemoryError, match=why or "full"):
         thrice(state)
 
 
 def test_batch_that_the_loop_leaves_out_for_want_of_memory_is_no_batch(script: Any) -> None:
     skips = "try: torch.zeros(run.batch << 20)\n        except RuntimeError: continue"
-    state = prepared(script(loop(f"{skips}\n        {BACK}")), Plan(128, (128,), cap_bytes=1 << 21))
+    state = prepared(script(loop(f"{skips}\n        {BACKWARD}")), Plan(128, (128,), cap_bytes=1 << 21))
     with pytest.raises(torch.OutOfMemoryError, match="left the batch out"):
         own_loop.train(state)
 
@@ -374,7 +354,7 @@ def opens(worker):
 def test_open_file_is_not_handed_to_loader_processes(script: Any, init: str, workers: int, why: str) -> None:
     with pytest.raises(LoopError, match=why) if why else nullcontext():
         events(
-            script(loop(BACK, head=OPENS, data=f"DataLoader(Records(), worker_init_fn={init}, **run.loader())")),
+            script(loop(BACKWARD, head=OPENS, data=f"DataLoader(Records(), worker_init_fn={init}, **run.loader())")),
             PLAN,
             num_workers=workers,
         )
@@ -403,7 +383,6 @@ class Draws(Noisy):
 
 def seeds_its_own(worker: int) -> None:
     info = get_worker_info()
-    assert info is not None
     info.dataset.generator = np.random.default_rng(torch.initial_seed() % 2**32)  # type: ignore[attr-defined]
 
 
@@ -469,7 +448,7 @@ OF_MODULE = "run.prepare(net := OF_ALL, optimizer := torch.optim.SGD(net.paramet
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
-    state = prepared(script(loop(BACK, net=OF_MODULE if keeps else NET, head="OF_ALL = nn.Linear(4, 1)\n")), PLAN)
+    state = prepared(script(loop(BACKWARD, net=OF_MODULE if keeps else NET, head="OF_ALL = nn.Linear(4, 1)\n")), PLAN)
     own_loop.train(state)
     again = state.config.with_knobs(learning_rate=0.05)
     with pytest.raises(LoopError, match="module level") if keeps else nullcontext():
@@ -521,7 +500,7 @@ def test_what_a_training_leaves_behind_is_told(script: Any, lines: str, knobs: d
 
 def test_training_begins_with_the_first_values_of_its_module(script: Any) -> None:
     counts = "global BEST; BEST += 1; BANK[0] += 1; run.report(error=BEST + float(BANK[0]))"
-    state = prepared(script(loop(f"{BACK}\n        {counts}", head="BEST, BANK = 0.0, torch.zeros(2)\n")), PLAN)
+    state = prepared(script(loop(f"{BACKWARD}\n        {counts}", head="BEST, BANK = 0.0, torch.zeros(2)\n")), PLAN)
     own_loop.train(state)
     own_loop.train(again := own_loop.prepare(state.resident, state.config, PLAN))
     assert again.last_report == state.last_report
@@ -531,7 +510,7 @@ def test_training_begins_with_the_first_values_of_its_module(script: Any) -> Non
 def test_setting_of_a_training_is_not_left_to_the_next(script: Any, leaves: str) -> None:
     once = f"SEEN or (torch.{leaves}, torch.set_num_threads(7)); SEEN.append(0)"
     threads = torch.get_num_threads()
-    state = prepared(script(loop(BACK, net=f"{once}; {NET}")), PLAN)
+    state = prepared(script(loop(BACKWARD, net=f"{once}; {NET}")), PLAN)
     with pytest.raises(RuntimeError):  # float64 weights and float32 data, or no gradients
         own_loop.train(state)
     own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))

@@ -116,7 +116,6 @@ def test_a_sample_is_judged_alone_and_by_every_frame(options, kind):
     for i in range(5):
         assert torch.allclose(logits(model, windows[i : i + 1])[0], found[i], atol=1e-5)
     model.eval()(windows).sum().backward()
-    assert windows.grad is not None
     assert (windows.grad.abs().sum(dim=2) > 0).all()  # no bar of no frame is passed over
 
 

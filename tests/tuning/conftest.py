@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.tuning import answered
+from tuning.config import load
+from tuning.config.schema import StudyConfig
 from tuning.journal.records import Record, read
 from tuning.journal.run import History
 from tuning.report import summary
@@ -19,6 +21,12 @@ def records() -> list[Record]:
     whole, warnings = read(Path(__file__).parents[1] / "data" / "sample_run" / "trials.jsonl")
     assert not warnings
     return whole
+
+
+@pytest.fixture(scope="session")
+def study() -> StudyConfig:
+    """The configuration that it was asked for, as far as screens show it."""
+    return load.load(["workload=nli", "search.trials=12"])
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import asyncio
 import html
 import os
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -54,6 +55,20 @@ def beside_an_event_loop(**settings: Any) -> Result:
     return found[0]
 
 
+def check_search(records: list[dict[str, Any]]) -> None:
+    """Checks what the default search trained, and that in turns its pick is no slower than today's."""
+    first, *others = of(records, "trial_start")
+    assert (first["named"], first["beside"]) == ("before", True)
+    assert first["config"].items() >= {"learning_rate": 0.01, "batch_size": 32}.items()
+    assert others
+    assert all(r["expected_per_s"] > r["pick_per_s"] for r in others)
+    (pick,) = of(records, "pick")
+    assert pick["reference"] == "before"
+    configs = (pick["config"], first["config"])
+    rates = [[r["samples_per_s"] for r in of(records, "window") if r["config"] == own] for own in configs]
+    assert statistics.median(rates[0]) >= statistics.median(rates[1])
+
+
 def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: pytest.CaptureFixture[str]) -> None:
     # Python tells two versions of a file that were written in one second apart by their length.
     Path("mine.py").write_text(MINE.read_text().replace("def loss", "def no_loss"))
@@ -67,7 +82,7 @@ def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: 
     assert capsys.readouterr().out == ""
     assert result.folder == Path("runs/mine/one")
     assert result.is_finished
-    assert result.best is not None
+    check_search(journal(result.folder))
     assert result.best.knobs["batch_size"] in (128, 32), "one of the space, or what is trained today"
     assert result.best.is_confirmed or str(result).startswith("run one: Keep today's settings")
     assert result.answers["best"].quality.is_fresh == result.best.is_confirmed  # type: ignore[union-attr]

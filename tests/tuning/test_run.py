@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,8 +16,15 @@ import pytest
 
 from tests import commands
 from tests.commands import MINE, ROOT
+from tests.own_files import Here
 from trainables.our_knobs import BUILT_IN
 from tuning import run
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder, empty."""
+    monkeypatch.chdir(tmp_path)
 
 
 def test_help_answers_at_once_and_imports_neither_torch_nor_ray() -> None:
@@ -47,9 +55,8 @@ def test_help_names_every_exit_code() -> None:
     ],
 )
 def test_bad_input_is_one_error_with_code_2_and_writes_nothing(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert run.main(arguments) == 2
     err = capsys.readouterr().err
     assert says in err
@@ -58,16 +65,12 @@ def test_bad_input_is_one_error_with_code_2_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_validate_runs_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_validate_runs_and_writes_nothing(tmp_path: Path) -> None:
     assert run.main(["workload=nli", "search.trials=3", "--validate"]) == 0
     assert not list(tmp_path.iterdir())
 
 
-def test_a_workload_that_cannot_be_imported_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_workload_that_cannot_be_imported_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.py").write_text("WORKLOAD = undefined\n")
     assert run.main(["workload=broken.py"]) == 2
     err = capsys.readouterr().err
@@ -86,16 +89,13 @@ def test_a_workload_that_cannot_be_imported_is_one_error(
 def test_a_file_is_named_once_in_what_is_said_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, says: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tuning.workers.own_workload.UserFile", Here)
     (tmp_path / "lacking.py").write_text(lines)
     assert run.main(["workload=lacking.py", "--validate"]) == 2
     assert f"error: {says.replace('lacking.py', str(tmp_path / 'lacking.py'))}" in capsys.readouterr().err
 
 
-def test_a_file_with_a_command_line_of_its_own_finds_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_with_a_command_line_finds_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reads = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', {})\n"
     rest = f"asked = parser.parse_args()\n{MINE.read_text()}"
     (tmp_path / "optional.py").write_text(reads.format("default=0.1") + rest)
@@ -107,18 +107,13 @@ def test_a_file_with_a_command_line_of_its_own_finds_an_empty_one(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_told_apart_though_a_wait_of_ray_replaces_its_exception(
-    number: signal.Signals,
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def waits(*_: object) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(number)
         raise KeyboardInterrupt  # as ray.wait does where the signal arrives before it begins to wait
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tuning.study.study.run", waits)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -153,37 +148,25 @@ def test_a_run_in_a_shells_background_obeys_signals_and_a_second_ends_all_its_pr
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "heard\n"
         process.send_signal(signal.SIGINT)
         child.wait(timeout=20)
         assert process.wait(timeout=20) == 130
-        assert process.stderr is not None
         assert "interrupted by SIGINT" in process.stderr.read()
 
 
-def test_alone_it_prints_help_and_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_alone_it_prints_help_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main([]) == 0
     assert capsys.readouterr().out == run.HELP
     assert not list(tmp_path.iterdir())
 
 
-NAMES_OF_PYTHON = ("argparse", "logging", "random")
-
-
-def test_a_file_with_a_name_of_pythons_own_in_the_working_folder_is_not_taken_for_it(tmp_path: Path) -> None:
-    for name in NAMES_OF_PYTHON:
-        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('took {name}.py')")
-    assert commands.run("tuning.run", ["workload=nli", "--validate"], tmp_path) == 0, (tmp_path / "err").read_text()
-
-
 def test_the_console_script_works_beside_a_folder_called_tuning_and_such_files(tmp_path: Path) -> None:
-    for name in NAMES_OF_PYTHON:
+    """It predicts for a card that is not here; tests/golden/test_study.py has such files beside `python -m`."""
+    commands.share_library(tmp_path)
+    for name in ("argparse", "logging", "random"):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('took {name}.py')")
     for folder in ("tuning", "bin", "own"):
         (tmp_path / folder).mkdir()
@@ -192,11 +175,18 @@ def test_the_console_script_works_beside_a_folder_called_tuning_and_such_files(t
     script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
     (tmp_path / "own" / "__init__.py").touch()
     (tmp_path / "own" / "moons.py").write_text(MINE.read_text())
-    code = commands.run(str(script), ["estimate", "workload=own.moons", "card=cpu"], tmp_path)
+    asked = ["workload=own.moons", "card=rtx4060", "knobs.batch_size=8", "knobs.micro_batch_size=8"]
+    code = commands.run(str(script), ["estimate", *asked, "knobs.amp_dtype=fp32", "--json"], tmp_path)
     said = (tmp_path / "out").read_text() + (tmp_path / "err").read_text()
     assert code == 0, said
     assert "took" not in said
     assert "cannot be predicted" not in said
+    found = json.loads((tmp_path / "out").read_text().splitlines()[-1])
+    assert {"workload", "card", "kernels", "knobs", "rows", "notes", "seconds"} <= found.keys()
+    assert (found["card"]["name"], found["kernels"]) == ("rtx4060", "cuda")
+    assert 0 < found["card"]["usable_bytes"] < found["card"]["memory_bytes"]
+    assert found["rows"]
+    assert all({"knobs", "confidence", "cells", "largest"} <= row.keys() for row in found["rows"])
 
 
 def test_the_first_line_of_a_run_needs_none_of_the_libraries_that_take_long_to_load() -> None:

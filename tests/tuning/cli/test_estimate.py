@@ -258,7 +258,8 @@ def test_what_the_workload_refuses_is_a_wrong_command_line():
 
 
 @pytest.mark.parametrize("text", ["x = (", "a = 1\n", "\x00"])
-def test_a_file_that_is_no_workload_is_refused(text, tmp_path, capsys):
+def test_a_file_that_is_no_workload_is_refused(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(estimate, "UserFile", Here)
     mine = tmp_path / "own.py"
     mine.write_text(text)
     assert tuning_main.main(["estimate", f"workload={mine}"]) == 2

@@ -10,7 +10,6 @@ from tests.tuning.answered import changed, each, until
 from tests.tuning.snapshots import check
 from tuning.cli import live
 from tuning.cli.progress import counted, progress
-from tuning.config import load
 from tuning.journal.records import Record
 from tuning.journal.run import History
 from tuning.report import summary
@@ -18,11 +17,6 @@ from tuning.search.race import SYSTEM
 from tuning.workers.worker import Asked
 
 CARD = {"gpu_sm_frac": 0.93, "power_w": 287.0, "sm_clock_mhz": 1395.0, "throttled": ["power cap", "too hot"]}
-
-
-@pytest.fixture(scope="module")
-def study():
-    return load.load(["workload=nli", "search.trials=12"])
 
 
 @pytest.fixture(scope="module")

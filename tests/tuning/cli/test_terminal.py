@@ -34,8 +34,9 @@ class Tty(io.StringIO):
 
 
 @pytest.fixture(scope="module")
-def study():
-    return load.load(["workload=nli", "search.trials=12"])
+def plain(records, study):
+    """What stdout and stderr of a pipe hold after the whole run."""
+    return play(records, study)
 
 
 def play(records, study, stream=io.StringIO, verbosity=0, **env):
@@ -104,8 +105,8 @@ def test_columns_decide_in_a_pipe_and_a_dumb_terminal(records, study, stream, co
 
 
 @pytest.mark.parametrize("columns", ["wide", "9" * 9])
-def test_what_is_no_number_of_columns_is_passed_over(records, study, columns):
-    assert play(records, study, COLUMNS=columns) == play(records, study)
+def test_what_is_no_number_of_columns_is_passed_over(records, study, plain, columns):
+    assert play(records, study, COLUMNS=columns) == plain
 
 
 def test_hostile_text_is_printed_as_text(records, study):

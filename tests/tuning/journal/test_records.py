@@ -178,7 +178,6 @@ sys.stdin.read()
 def test_second_writer_is_told_of_the_first_until_it_dies(path):
     command, root = [sys.executable, "-c", HOLD, str(path)], Path(__file__).parents[3]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
         assert writer_of(path) == holder.pid
         with pytest.raises(ConfigError, match=rf"is in use by process {holder.pid}\b") as caught:

@@ -28,10 +28,6 @@ def times(records):
     return timeline.times(History(records).events)
 
 
-AGAIN = [stage(0, "search"), at(5, "trial"), at(1005, "resume", startup_s=2.0), stage(1006, "search"), at(1010, "rung")]
-"""Time between sessions does not count, and a stage that is begun again goes on."""
-
-
 @pytest.mark.parametrize(
     ("records", "wall_s", "stages"),
     [

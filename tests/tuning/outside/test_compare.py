@@ -70,9 +70,7 @@ def answered(program: Formula, monkeypatch: pytest.MonkeyPatch, max_time_s: floa
 def test_what_is_faster_alone_is_set_together(monkeypatch):
     program = Formula({"num_workers=2": 0.5, "fused": 0.8, "batch_size": 0.4})
     found = answered(program, monkeypatch)
-    assert found.pick is not None
     assert found.pick.setting == {"num_workers": 2, "persistent_workers": True, "fused": True}
-    assert found.gain is not None
     assert found.gain.ratio == pytest.approx(2.5)
     assert found.gain.rounds >= 3
     assert program.now <= 31.0
@@ -86,7 +84,6 @@ def test_what_is_slower_together_is_set_alone(monkeypatch):
             return found.model_copy(update={"measured_s": 3 * found.measured_s}) if both else found
 
     found = answered(Clashing({"num_workers=2": 0.5, "fused": 0.8}), monkeypatch)
-    assert found.pick is not None
     assert found.pick.setting == {"num_workers": 2, "persistent_workers": True}
 
 
@@ -101,21 +98,18 @@ def test_without_anything_faster_it_stays_as_it_is(monkeypatch, shares):
 def test_little_time_goes_to_rounds_of_what_was_itself_measured(monkeypatch, limit_s):
     found = answered(Formula({"num_workers=2": 0.5, "fused": 0.8}), monkeypatch, limit_s)
     assert found.pick is not None
-    assert found.gain is not None
     assert found.gain.rounds >= 2
 
 
 def test_one_run_of_each_is_too_little(monkeypatch):
     found = answered(Formula({"num_workers=2": 0.5}), monkeypatch, 3.0)
     assert found.pick is None
-    assert found.gain is not None
     assert (found.gain.rounds, found.gain.grounds) == (0, "one run of each")
 
 
 def test_a_setting_that_fails_is_said_and_the_others_are_tried(monkeypatch):
     found = answered(Formula({"fused": 0.5}, fails="num_workers"), monkeypatch)
     assert any(name.startswith("num_workers") for name in found.failed)
-    assert found.pick is not None
     assert found.pick.setting == {"fused": True}
 
 

@@ -119,7 +119,6 @@ def test_chromium_shows_it_without_a_complaint(page, tmp_path):
 
 def test_a_figure_has_a_faint_line_for_each_seed(found, answers):
     figure = plots.to_quality(answers)
-    assert figure is not None
     faint = re.findall(r'<path d="[^"]*"[^>]*opacity: 0\.3', figure.svg)
     assert len(faint) == 3 * (1 + len(answers.answers))
     assert {"before", "best", "as fast, better"} <= set(re.findall(r">([^<>]+)</text>", figure.svg))

@@ -262,8 +262,6 @@ def test_few_trials_are_told_until_the_search_has_more_time(records, resumed_by,
 
 @pytest.mark.parametrize(("after_per_s", "is_told"), [(15.0, True), (90.0, False)])
 def test_trainings_that_slow_down_have_their_own_speed(records, found, after_per_s, is_told):
-    ends = {r["trial"]: r for r in records if r.event == "trial"}
-
     def timed(record):
         if record.event == "rung":
             return changed(record, measured_samples_per_s=100.0)
@@ -272,7 +270,6 @@ def test_trainings_that_slow_down_have_their_own_speed(records, found, after_per
         return changed(record, samples=samples, measured_samples_per_s=samples / whole_s) if samples else record
 
     own = of([timed(r) for r in records])
-    assert ends
     assert (own.slowing is not None) == is_told
     assert ("slow down" in " ".join(sentences.cautions(own))) == is_told
     assert (own.best.throughput is None) == is_told

@@ -52,7 +52,6 @@ def test_a_gain_is_the_ratio_whatever_the_machine_does(tmp_path: Path) -> None:
     found, _ = measured(Drifting(), tmp_path)
     assert len(found) == 6
     amp: AblationResult = found["best", "amp_dtype"]
-    assert amp.gain is not None
     # bf16 takes two thirds of a micro-step's time, and the optimiser's millisecond stays.
     assert amp.gain.ratio == pytest.approx((0.042 + 0.001) / (0.042 * 2 / 3 + 0.001), rel=0.03)
     assert (amp.gain.is_told, amp.value, amp.instead_of) == (True, "bf16", "fp32")

@@ -43,15 +43,12 @@ def test_each_way_to_lose_time_has_its_name(
     parts: dict[str, float], telemetry: Any, bound: str, band: str, says: str
 ) -> None:
     found = judge(spans(**parts), telemetry)
-    assert found is not None
     assert (found.bound, found.band) == (bound, band)
     assert says in found.sentence
 
 
 def test_small_launches_are_memorys_fault_if_no_larger_fits() -> None:
     roomy, full = (judge(spans(passes=0.9), card(0.5), memory_frac=frac) for frac in (0.5, 0.97))
-    assert roomy is not None
-    assert full is not None
     assert (roomy.bound, full.bound) == ("launch", "memory")
     assert "97 % of the memory taken" in full.sentence
     assert full.remedies[0] == "activation_checkpointing=true"
@@ -61,7 +58,6 @@ def test_small_launches_are_memorys_fault_if_no_larger_fits() -> None:
 def test_shares_fill_the_time(wait: float, move: float, passes: float, step: float, sm: float | None) -> None:
     whole = max(1.0, wait + move + passes + step)
     found = shares(spans(wait / whole, move / whole, passes / whole, step / whole), card(sm))
-    assert found is not None
     parts = (found.compute, found.optimizer, found.loader, found.transfer, found.launch)
     assert all(-1e-9 <= part <= 1 + 1e-9 for part in parts)
     assert sum(parts) == pytest.approx(1.0)
@@ -70,7 +66,6 @@ def test_shares_fill_the_time(wait: float, move: float, passes: float, step: flo
 @given(fracs, fracs)
 def test_the_band_follows_utilisation_alone(sm: float, wait: float) -> None:
     found = judge(spans(wait, passes=1 - wait), card(sm))
-    assert found is not None
     assert found.band == ("good" if sm >= 0.8 else "OK" if sm >= 0.6 else "bad")
     assert (found.bound in ("compute", "optimizer")) == (found.band == "good")
 
@@ -91,20 +86,17 @@ def test_remedies_are_those_that_are_not_on_or_tried(
     telemetry: Any, knobs: dict[str, Any], more: dict[str, Any], remedies: tuple[str, ...]
 ) -> None:
     found = judge(spans(wait=0.31, passes=0.6), telemetry, knobs, EVERY, **more)
-    assert found is not None
     assert found.remedies == remedies
 
 
 def test_remedy_does_not_change_what_is_learned() -> None:
     found = judge(spans(wait=0.31, passes=0.6), card(0.43), table=KnobTable(kinds={"ram_cache": "both"}))
-    assert found is not None
     assert found.remedies == ("num_workers=2", "device_augmentation=true")
 
 
 def test_waiting_for_data_is_told_with_what_helps() -> None:
     waiting = {**spans(wait=0.15, passes=0.80, step=0.05), "collate_s": 0.12, "augment_s": 0.18, "read_s": 0.0}
     found = judge(waiting, {"machine_cpu_frac": 0.5}, {"ram_cache": True}, EVERY, tried={"num_workers=2"})
-    assert found is not None
     assert found.bound == "compute"
     assert found.sentence.endswith("15 % waiting for data (collating 6.0 %, augmentation 9.0 %)")
     assert (found.held, found.remedies, found.tried) == (True, ("inplace_augmentation=true",), ("num_workers=2",))
@@ -112,7 +104,6 @@ def test_waiting_for_data_is_told_with_what_helps() -> None:
     all_tried = judge(
         waiting, {"machine_cpu_frac": 1.0}, {"ram_cache": True}, EVERY, tried={"inplace_augmentation=true"}
     )
-    assert all_tried is not None
     assert verdict_sentence(all_tried) == all_tried.sentence
 
 

@@ -88,7 +88,6 @@ def test_first_trials_are_steps_in_speed_from_the_reference() -> None:
     for begun, rate in enumerate((2.0, 1.0, 4.0)):  # of the reference's, which suits a batch of 16
         seen = [Seen(reference, 10.0, -1.0)] * begun
         found = Proposals(space).choose(candidates, Known(reference, 10.0, seen, Rule("accuracy", "max")))
-        assert found is not None
         values = found[0].values
         assert found[0].samples_per_s == 10.0 * STEP
         assert values["learning_rate"] == pytest.approx(1e-3 * rate * math.sqrt(int(values["batch_size"]) / 16))

@@ -45,7 +45,6 @@ def test_trial_stops_only_if_all_that_is_likely_is_behind(
     ended: list[tuple[float, float]], may_lose: float, gain: float
 ) -> None:
     rung = Rung(100, gain, ended, may_lose)
-    assert rung.end is not None
     assert rung.end.error >= 0
     if rung.end.gain >= -may_lose:
         assert RULES["reference"](rung).go_on

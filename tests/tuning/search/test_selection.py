@@ -47,7 +47,6 @@ ROWS = ((0.92, 10.0), (0.915, 30.0), (0.91, 40.0), (0.90, 90.0))
 )
 def test_pick_is_the_fastest_that_is_as_good(rows: Any, rule: Rule, today: float | None, best: str) -> None:
     found = pick(finished(*rows), rule, today, 20.0)
-    assert found is not None
     assert found.best == best
     assert rule.words in found.rule
 
@@ -75,7 +74,6 @@ def test_leader_is_found_by_twos(
         found = pick([best, made], rule, today, 50.0)
         best = next(end for end in (best, made) if found is not None and end.trial == found.best)
     whole = pick(ended, rule, today, 50.0)
-    assert whole is not None
     assert rows[int(whole.best[1:])] == rows[int(best.trial[1:])]
 
 
@@ -86,7 +84,6 @@ def test_nothing_as_good_is_faster_than_the_pick(
 ) -> None:
     rule = Rule("accuracy", mode, tolerance, None if untrained is None else Baseline("mean", untrained), goal=goal)
     found = pick(finished(*rows), rule, today, 50.0)
-    assert found is not None
     quality, per_s = rows[int(found.best[1:])]
     able = [row for row in rows if rule.admits(rule.gain(row[0], today))]
     able = [row for row in able if rule.beats_baseline(row[0])] or able
@@ -122,15 +119,12 @@ def test_rule_and_reference_are_read_from_the_records(tmp_path: Path) -> None:
             TrialRecord, trial=trial, config={}, outcome=outcome, values={"error": error}, samples_per_s=rate
         )
     rule, reference = rule_of(journal.run), journal.run.reference
-    assert rule is not None
     assert (rule.tolerance, reference and reference.trial) == (pytest.approx(0.2), "t0")
     best = leader(journal.run)
-    assert best is not None
     assert best.trial == "t1", "of those that ran to their end, the reference left out"
     assert choose(History(r for r in journal.records if r.get("trial") != "t1"), rule) is None
     journal.append(StudyRecord, **opening, config={"pick": {"tolerance": 0.01}})
     older = rule_of(journal.run)
-    assert older is not None
     assert (older.tolerance, older.at_least, older.goal) == (0.01, None, "speed")
     journal.close()
 
@@ -151,12 +145,10 @@ def test_best_probe_learns_what_is_trained_today(tmp_path: Path) -> None:
     for ref, learned in (("nli", other), ("mine.py", today)):  # a `before` of ours is what nobody trains today
         journal.append(StudyRecord, config={"workload": {"ref": ref}})
         found = fastest_probe(journal.run)
-        assert found is not None
         assert (found.name, found.config, found.samples_per_s) == ("", {**learned, "num_workers": 2}, 1600)
     today["num_workers"] = 4
     journal.append(ProbeRecord, name="before", config=today, samples_per_s=3200.0, micro_step_s=0.005, **ended)
     found = fastest_probe(journal.run)
-    assert found is not None
     assert (found.config, found.peak_allocated_bytes) == (today, 7), "which no probe is faster than"
     journal.close()
 
@@ -171,7 +163,6 @@ def test_probed_pick_has_no_micro_batch_that_ran_out_of_memory(tmp_path: Path) -
     tight = MemoryGuard(10**9, {}, EVERY)
     tight.observe_oom(*need_of(fast, EVERY))
     picked = fastest_probed(journal.run, SPACE, tight, slow)
-    assert picked is not None
     assert tight.judge(*need_of(picked, EVERY)).fits
     assert picked["num_workers"] == 2
 
@@ -198,5 +189,4 @@ def test_today_stays_if_no_system_knobs_beat_it(
             steps = {"micro_step_s": 16 / rate, "optimizer_step_s": 0.0} if rate else {}
             journal.append(ProbeRecord, name=name, config=knobs, outcome=outcome, samples_per_s=rate, **steps)
     picked = fastest_probed(journal.run, SPACE, MemoryGuard(None, {}, EVERY), BEFORE, named=named)
-    assert picked is not None
     assert picked["num_workers"] == workers

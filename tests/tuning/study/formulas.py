@@ -97,12 +97,12 @@ class InTurns:
 class Made:
     """A study that has been opened: its stages, its journal and what it says."""
 
-    def __init__(self, folder: Path, config: StudyConfig, profiler: Any, began: float) -> None:
+    def __init__(self, folder: Path, config: StudyConfig, profiler: Any, began: float, facts: Description) -> None:
         self.config, self.profiler, self._said = config, profiler, io.StringIO()
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
         terminal = Terminal(out=io.StringIO(), err=self._said, env={})
         self.study = study._Study(config, terminal, self.journal, folder, began)
-        self.study.open(FACTS, setup.setting_of(config))
+        self.study.open(facts, setup.setting_of(config))
 
     @property
     def run(self) -> History:
@@ -138,11 +138,13 @@ class Made:
         return self
 
 
-def opened(folder: Path, *typed: str, profiler: Any = None, passed_s: float = 0.0, **more: Any) -> Made:
+def opened(
+    folder: Path, *typed: str, profiler: Any = None, passed_s: float = 0.0, facts: Description = FACTS, **more: Any
+) -> Made:
     """Returns a study on a CPU that has been opened in a folder, `passed_s` after it began; `more` is of its settings.
 
     If the folder has a journal, the study goes on.
     """
     folder.mkdir(exist_ok=True)
     config = setup.prepare_config(load.load(["card=cpu", *typed]), Here())[1].model_copy(update=more)
-    return Made(folder, config, profiler or Learning(), time.monotonic() - passed_s)
+    return Made(folder, config, profiler or Learning(), time.monotonic() - passed_s, facts)

@@ -6,15 +6,14 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.commands import MINE, run, start, wait_for
+from tests.commands import MINE, start, wait_for
 from tuning import __main__
-from tuning.config import best_file
-from tuning.journal.records import read
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(420)]
 STUDY = [
@@ -72,80 +71,32 @@ def test_ctrl_c_that_reaches_the_loaders_saves_a_checkpoint(tmp_path: Path) -> N
     assert not left
 
 
-def test_ctrl_c_while_ray_runs_ends_in_order(tmp_path: Path) -> None:
-    journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
-    process = start("tuning.run", [*STUDY, "concurrency=2"], tmp_path)
-    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
-    assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
-    _, left = psutil.wait_procs(children, timeout=10)
-    assert not left
+def trial_begins(folder: Path, *typed: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Returns a study in which one more trial has begun, and the processes that it has started."""
+    journal = folder / "runs" / "mine" / "killed" / "trials.jsonl"
+
+    def begun() -> int:
+        return journal.read_bytes().count(b'"event":"trial_start"') if journal.exists() else 0
+
+    before = begun()
+    process = start("tuning.run", typed, folder)
+    assert wait_for(lambda: begun() > before, process)
+    return process, psutil.Process(process.pid).children(recursive=True)
 
 
-def test_search_whose_gcs_server_is_killed_ends_in_order(tmp_path: Path) -> None:
-    journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
-    process = start("tuning.run", [*STUDY, "concurrency=2"], tmp_path)
-    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    (server,) = (child for child in children if child.name() == "gcs_server")
-    server.kill()
-    assert process.wait(timeout=30) == 4
-    said = (tmp_path / "err").read_text()
-    assert "error: Ray ended the search: its process gcs_server is gone" in said
-    assert re.search(r"python -m tuning\.run resume=(killed|last)", said)
-    left = psutil.wait_procs(children, timeout=10)[1]
-    assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_stop_ends_a_run_and_leaves_what_is_known(tmp_path: Path) -> None:
-    made = tmp_path / "runs" / "mine" / "killed"
-    journal = made / "trials.jsonl"
-    process = start("tuning.run", [*STUDY, "concurrency=1"], tmp_path)
-    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert run("tuning", ["stop", "last"], tmp_path) == 0
-    assert process.wait(timeout=20) == 130
-    assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
-    assert f"{Path('runs/mine/killed/best.yaml')} holds the best so far" in (tmp_path / "out").read_text()
-    assert best_file.read(made / "best.yaml").warnings[0].startswith("best.yaml is the best so far")
-    assert not psutil.wait_procs(family, timeout=10)[1]
-
-
-DEADLY = """
-import os, signal, threading
-from tests.data.mine import Moons
-
-class Deadly(Moons):
-    default_space = {"learning_rate": [0.01, 0.02], "batch_size": [64], "micro_batch_size": [8, 64]}
-
-    def loss(self, model, batch):
-        if len(batch[0]) == 64:
-            print("so long", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().loss(model, batch)
-
-WORKLOAD = Deadly()
-"""
-
-
-def test_probe_that_kills_its_process_is_a_record(tmp_path: Path) -> None:
-    (tmp_path / "deadly.py").write_text(DEADLY, encoding="utf-8")
-    quick = [a for a in STUDY[3:] if not a.startswith(("knobs.", "budget.train", "budget.probe.max"))]
-    limits = [
-        "budget.probe.max_time_s=30",
-        "search.trials=0",
-        "concurrency=1",
-        "name=deadly",
-        "knobs.num_workers=0",
-    ]
-    code = run("tuning.run", ["workload=deadly.py", *limits, *quick], tmp_path)
-    assert code == 0, (tmp_path / "err").read_text()[-2000:]
-    records, _ = read(tmp_path / "runs" / "deadly" / "deadly" / "trials.jsonl")
-    killed = [r for r in records if r.event == "probe" and r["outcome"] == "killed"]
-    assert [r["config"]["micro_batch_size"] for r in killed] == [64]
-    assert killed[0]["message"] == "the process was lost: signal 9 (SIGKILL); so long"
-    assert killed[0].get("samples_per_s") is None
-    assert "what it measured is measured once more" in " ".join((tmp_path / "err").read_text().split())
-    assert (tmp_path / "runs" / "deadly" / "deadly" / "best.yaml").exists()
+def test_search_whose_ray_is_killed_goes_on_until_interrupted(tmp_path: Path) -> None:
+    heard = 0
+    for typed, code in (([*STUDY, "concurrency=2"], 4), (["resume=killed"], 130)):
+        process, children = trial_begins(tmp_path, *typed)
+        if code == 4:
+            (server,) = (child for child in children if child.name() == "gcs_server")
+            server.kill()
+        else:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == code
+        said = (tmp_path / "err").read_text()[heard:]
+        heard += len(said)
+        assert re.search(r"python -m tuning\.run resume=(killed|last)", said)
+        assert ("error: Ray ended the search: its process gcs_server is gone" in said) == (code == 4)
+        left = psutil.wait_procs(children, timeout=10)[1]
+        assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.commands import MINE
 from tests.fakes import study_of
+from tests.own_files import Here
 from tests.tuning.study.formulas import FACTS
 from tuning.config import load
 from tuning.config.schema import PLANNED_TRIALS
@@ -41,7 +42,7 @@ def limits(
 ) -> Limits:
     """Returns the limits of a study that has taken so long, after records of (event, fields)."""
     card = [] if any(item.startswith("card=") for item in typed) else ["card=cpu"]
-    _, config = setup.prepare_config(load.load([*card, *typed]))
+    _, config = setup.prepare_config(load.load([*card, *typed]), Here())
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         for event, fields in records:
             journal.append(EVENTS[event], **fields)
@@ -106,7 +107,7 @@ def test_reference_is_what_is_trained_today(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "free.py").write_text(MINE.read_text().split("BEFORE")[0])
-    found, config = limits(tmp_path, *typed), setup.prepare_config(load.load(["card=cpu", *typed]))[1]
+    found, config = limits(tmp_path, *typed), setup.prepare_config(load.load(["card=cpu", *typed]), Here())[1]
     assert (found.terms().reference_name, found.terms().reference) == found.reference()
     today = config.named.get(name) or groups.plain_defaults(config.space)
     assert found.reference()[0] == name
@@ -120,7 +121,7 @@ def test_length_is_what_the_time_allows(tmp_path: Path, per_s: float, times: int
     typed = ["search.max_time=1000s", "budget.train_epochs=auto", "knobs.batch_size=[16,32]", *asked]
     typed += ["named.before.batch_size=16"]
     found = limits(tmp_path, *typed, records=[probe(per_s), probe(times * per_s, 32)])
-    space = setup.prepare_config(load.load(["card=cpu", *typed]))[1].space
+    space = setup.prepare_config(load.load(["card=cpu", *typed]), Here())[1].space
     least = FEWEST_STEPS * int(groups.defaults(space)["batch_size"])
     search_s, planned, horizon = 1000 * (1 - SHARE), 10 if asked else PLANNED_TRIALS, found.horizon()
     assert horizon <= max(least, REFERENCE_FRAC * search_s * found.reference_per_s())

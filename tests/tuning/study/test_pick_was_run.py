@@ -53,6 +53,5 @@ def test_pick_was_run_as_it_stands(tmp_path: Path, typed: str, device: str) -> N
     assert not outcomes & {Outcome.OOM, Outcome.HOST_OOM}
     own = {one.seed: one.values["error"] for one in run.confirmed if is_best(one.config)}
     found = summary.of_run(run).best
-    assert found is not None
     for quality in found.quality.values():
         assert {**quality.by_seed, **own} == quality.by_seed

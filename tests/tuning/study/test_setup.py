@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import own_files
 from tests.commands import MINE
 from tests.fakes import study_of
 from tests.tuning.workers.test_user_code import Here
@@ -23,7 +24,7 @@ from tuning.config.space import Space
 from tuning.journal.events import EVENTS, StudyRecord
 from tuning.journal.records import Journal, Record
 from tuning.report import sentences
-from tuning.study import setup, study
+from tuning.study import setup
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import Description, Untrained
 
@@ -62,7 +63,6 @@ def test_finished_run_is_printed_again_and_unchanged(finished: Path, capsys: pyt
 def test_resumed_run_keeps_its_configuration(finished: Path) -> None:
     typed = [f"resume={FINISHED}", "runs_dir=my runs", "dashboard=true"]
     folder, resumed = setup.prepare_config(load.load(typed))
-    assert folder is not None
     assert folder.resolve() == finished.parent
     assert (resumed.space.fixed["dropout"], resumed.dashboard) == (0.2, True)
     assert shlex.split(setup.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
@@ -159,8 +159,9 @@ def test_secret_is_not_written_down_and_given_again(tmp_path: Path) -> None:
     ],
 )
 def test_what_can_be_known_is_refused_before_a_start(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("tuning.workers.own_workload.UserFile", own_files.Here)
     Path("file").touch()
     Path("runs/nli/one").mkdir(parents=True)
     Path("runs/nli/one/trials.jsonl").touch()
@@ -236,7 +237,7 @@ def test_description_of_a_workload() -> None:
 def test_missing_data_are_one_error_and_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(study, "Worker", Here)
+    monkeypatch.setattr("tuning.workers.own_workload.Worker", Here)
     assert run.main(["workload=signals", "workload.data=nothing.csv"]) == 2
     err = capsys.readouterr().err
     error = err[err.index("error: ") :]

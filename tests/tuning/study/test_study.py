@@ -73,8 +73,8 @@ def test_run_goes_on_elsewhere_only_by_force(tmp_path: Path, force: bool) -> Non
 class Compared(Learning):
     """A device that finds the micro-batch to change what is learned, unless the time cut it, and counts its calls."""
 
-    def __init__(self, is_cut: bool = False) -> None:
-        super().__init__()
+    def __init__(self, is_cut: bool = False, cap_bytes: int | None = None) -> None:
+        super().__init__(cap_bytes=cap_bytes)
         self.asked, self.is_cut = 0, is_cut
 
     def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> ChangedKnobs:
@@ -100,6 +100,19 @@ def test_what_changes_learning_is_measured_once(tmp_path: Path) -> None:
     found = summary.of_run(made.run)
     assert (found.table["micro_batch_size"].kind, sentences.kinds(found.kinds)) == ("both", [sentence])
     assert {probe.config["micro_batch_size"] for probe in made.measure().run.probes if not probe.name} == {32}
+
+
+def test_batch_in_one_piece_is_probed_first_and_cut_if_need_be(tmp_path: Path) -> None:
+    """With batch norm a smaller micro-batch is another training, and mostly a slower one."""
+    knobs = ("knobs.micro_batch_size=[32,64,256]", "knobs.batch_size=[256]", "knobs.num_workers=[0]")
+    facts = replace(FACTS, asked=("batch_size", "micro_batch_size"), train_samples=1024)  # of a custom loop
+    profiler = Compared(cap_bytes=10**9)
+    made = opened(tmp_path, "search.trials=0", "card.memory_gib=1", *knobs, profiler=profiler, facts=facts)
+    made.study.measure_kinds(profiler)
+    probes = [(r.config["micro_batch_size"], r.outcome) for r in made.measure().run.probes if not r.name]
+    assert (probes[0], probes[-1]) == ((256, "oom"), (64, "ok"))
+    assert "a batch in one piece does not fit: micro_batch_size=64, which changes" in " ".join(made.notes)
+    assert made.confirm().run.picks[0].config["micro_batch_size"] == 64
 
 
 def test_knob_that_is_not_honoured_is_told_once(tmp_path: Path) -> None:
@@ -149,7 +162,6 @@ def test_length_is_settled_and_told_when_a_search_begins(
     passed_s = 105.0 if "search.max_time=2m" in typed else 0.0
     made = opened(tmp_path, f"workload={tmp_path / 'timed.py'}", *typed, passed_s=passed_s).measure()
     assert made.run.probes
-    assert made.run.study is not None
     assert bool(made.run.study.horizon_samples) == bool(said)
     notes = [note for note in made.notes if "a trial trains on" in note]
     assert [said in note for note in notes] == [True] * bool(said)

@@ -27,7 +27,6 @@ def test_unet_is_tuned_with_its_own_knobs(
     assert run("tuning.run", [f"workload={mine}", *settings], tmp_path) == 0, (tmp_path / "err").read_text()
     folder = tmp_path / "runs" / "mine" / "one"
     written = History(read(folder / "trials.jsonl")[0])
-    assert written.kinds is not None
     assert written.kinds.changed.keys() == {"micro_batch_size"}
     assert "BatchNorm2d (down.1)" in written.kinds.changed["micro_batch_size"]
     trained = [start.config for trial in written.begun for start in trial.starts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -25,27 +26,23 @@ class Driver:
 
     NVMLError = RuntimeError
     nvmlMemory_v2 = 2
+    names: Sequence[str] = ("NVIDIA Test",)
 
     def __init__(self, held_bytes: int, *, old: bool = False) -> None:
         self._held_bytes, self._old = held_bytes, old
 
-    def nvmlInit(self) -> None:
-        """Finds the driver."""
+    def nvmlInit(self) -> None: ...
 
-    def nvmlShutdown(self) -> None:
-        """Lets it go."""
+    def nvmlShutdown(self) -> None: ...
 
     def nvmlDeviceGetCount(self) -> int:
-        """Returns 1."""
-        return 1
+        return len(self.names)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        """Returns the card's handle."""
         return index
 
     def nvmlDeviceGetName(self, handle: int) -> str:
-        """Returns its name."""
-        return "NVIDIA Test"
+        return self.names[min(handle, len(self.names) - 1)]
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
         """Returns its memory; the first version counts what the driver keeps as used."""
@@ -70,7 +67,6 @@ def test_a_driver_that_does_not_answer_is_told_and_one_that_is_not_there_is_not(
         NVMLError_LibraryNotFound = Absent
 
         def nvmlInit(self) -> None:
-            """Fails."""
             raise error
 
     monkeypatch.setitem(sys.modules, "pynvml", Broken(0))
@@ -81,7 +77,6 @@ def test_a_driver_that_does_not_answer_is_told_and_one_that_is_not_there_is_not(
 def test_a_card_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Refusing(Driver):
         def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
-            """Fails."""
             raise self.NVMLError("Insufficient Permissions")
 
     monkeypatch.setitem(sys.modules, "pynvml", Refusing(0))
@@ -143,16 +138,9 @@ def test_a_card_that_others_hold_memory_of_is_told_with_what_is_left(
 class Two(Driver):
     """A driver of two cards, with names and UUIDs."""
 
-    def nvmlDeviceGetCount(self) -> int:
-        """Returns 2."""
-        return 2
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        """Returns its name."""
-        return "ab"[handle]
+    names = "ab"
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
-        """Returns its UUID."""
         return f"GPU-{'ab'[handle]}000"
 
 
@@ -173,7 +161,6 @@ def test_cards_are_those_that_are_visible_in_their_order(
 def test_a_card_that_nobody_asks_for_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(Two):
         def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-            """Returns the handle of the first card."""
             if index:
                 raise self.NVMLError("GPU is lost")
             return 0
@@ -232,33 +219,25 @@ class Sliced(Driver):
     """A driver of two cards; the first is in MIG mode, has two slices and says nothing of its memory."""
 
     UUIDS: ClassVar = {0: "GPU-a", 1: "GPU-b", 10: "MIG-a0", 12: "MIG-a2"}
-
-    def nvmlDeviceGetCount(self) -> int:
-        """Returns 2."""
-        return 2
+    names = "ab"
 
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
         """Returns the mode now and after the next start of the card."""
         return [self._of({0: 1}, handle, "Not Supported")] * 2
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
-        """Returns how many slices there may be."""
         return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> int:
-        """Returns a slice."""
         return self._of({0: 10, 2: 12}, index, "Not Found")
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
-        """Returns the UUID of a card or slice."""
         return self.UUIDS[handle]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        """Returns the card or slice."""
         return self._of({u: handle for handle, u in self.UUIDS.items()}, uuid, "Not Found")
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
-        """Returns its memory."""
         self._of({1: 1, 10: 1, 12: 1}, handle, "Insufficient Permissions")
         return super().nvmlDeviceGetMemoryInfo(handle, version)
 

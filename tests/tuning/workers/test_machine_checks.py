@@ -25,11 +25,9 @@ class WholeDriver(Driver):
         self._cuda = cuda
 
     def nvmlSystemGetDriverVersion(self) -> str:
-        """Returns its version."""
         return "550.54.15"
 
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        """Returns the newest CUDA it can run."""
         return self._cuda
 
 

@@ -70,7 +70,6 @@ def test_trials_are_spread_evenly_and_a_slot_that_is_free_again_is_taken_next() 
     taken = [found.take(f"t{n}") for n in range(6)]
     assert sorted(taken) == sorted("aabbcc")
     freed = found.free("t3")
-    assert freed is not None
     assert freed.id == taken[3] == found.take("t6")
 
 
@@ -82,7 +81,6 @@ def test_a_lost_node_takes_its_slots_along_and_its_trials_are_stranded_until_the
     assert (found.machines, found.stranded()) == (2, {t for t, node in where.items() if node == "b"})
     (stranded,) = found.stranded()
     node = found.free(stranded)
-    assert node is not None
     assert (node.id, found.has(node), found.stranded()) == ("b", False, set())
     assert "b" not in {found.take(f"t{n}") for n in range(3, 6)}
     found.look("", [], 2.0)

@@ -73,10 +73,20 @@ WORKLOAD = Wide()
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> Any:
-    path = tmp_path / "broken.py"
-    path.write_text(BROKEN)
-    return lambda poison, cap=None: Session(WorkerConfig(str(path), {"poison": poison}, cap_bytes=cap))
+def session_of(tmp_path: Path) -> Any:
+    """Returns a session of a file with this text."""
+
+    def made(text: str, options: dict[str, Any] | None = None, **more: Any) -> Session:
+        path = tmp_path / f"file_{abs(hash(text))}.py"
+        path.write_text(text)
+        return Session(WorkerConfig(str(path), options or {}, **more))
+
+    return made
+
+
+@pytest.fixture
+def broken(session_of: Any) -> Any:
+    return lambda poison: session_of(BROKEN, {"poison": poison})
 
 
 KNOBS = {"learning_rate": 0.05, "batch_size": 16, "micro_batch_size": 4, "dropout": 0.0}
@@ -154,9 +164,8 @@ WORKLOAD = Hanging()
 """
 
 
-def test_a_trial_whose_loader_hangs_says_so_in_time_and_goes_on_with_fewer_processes(tmp_path: Path) -> None:
-    (tmp_path / "hanging.py").write_text(HANGS)
-    session = Session(WorkerConfig(str(tmp_path / "hanging.py"), {"count": 64}, hang_s=1.0))
+def test_a_trial_whose_loader_hangs_says_so_in_time_and_goes_on_with_fewer_processes(session_of: Any) -> None:
+    session = session_of(HANGS, {"count": 64}, hang_s=1.0)
     first, last = told(session, {**KNOBS, "num_workers": 1}, Plan(64, (64,)), pause_after_s=0.5)
     assert (first.values, first.done, first.samples, first.knobs["num_workers"]) == ({}, False, 0, 0)
     assert (last.outcome, last.done) == ("ok", True)
@@ -166,10 +175,8 @@ def test_a_trial_whose_loader_hangs_says_so_in_time_and_goes_on_with_fewer_proce
 
 
 @pytest.mark.parametrize(("hang_s", "silent_s"), [(60.0, 45.0), (3600.0, 120.0)])
-def test_a_loader_is_taken_for_hung_before_its_process_is(hang_s: float, silent_s: float, tmp_path: Path) -> None:
-    (tmp_path / "hanging.py").write_text(HANGS)
-    session = Session(WorkerConfig(str(tmp_path / "hanging.py"), hang_s=hang_s))
-    assert session.config(KNOBS).loader_timeout_s == silent_s
+def test_a_loader_is_taken_for_hung_before_its_process_is(hang_s: float, silent_s: float, session_of: Any) -> None:
+    assert session_of(HANGS, hang_s=hang_s).config(KNOBS).loader_timeout_s == silent_s
 
 
 def test_a_validation_split_that_does_not_fit_is_read_as_it_is(broken: Any) -> None:
@@ -180,10 +187,9 @@ def test_a_validation_split_that_does_not_fit_is_read_as_it_is(broken: Any) -> N
     assert found.active["samples_in_ram"] is True
 
 
-def test_a_probe_leaves_room_for_the_cache_of_every_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN)
+def test_a_probe_leaves_room_for_the_cache_of_every_slot(monkeypatch: pytest.MonkeyPatch, session_of: Any) -> None:
     monkeypatch.setattr(machine, "available_bytes", lambda: 100_000)
-    session = Session(WorkerConfig(str(tmp_path / "broken.py"), {"poison": ""}, slots=100))
+    session = session_of(BROKEN, {"poison": ""}, slots=100)
     knobs = {**KNOBS, "ram_cache": True}
     assert session.probe(knobs, 0.1).outcome == "host_oom"
     assert session.train(knobs, PLAN, seed=0).knobs["ram_cache"] is True
@@ -205,11 +211,10 @@ class Wide""",
 ).replace("Sequential(", "Sequential(Late(), ")
 
 
-def test_a_model_that_is_made_anew_is_not_measured_beside_the_old_one(tmp_path: Path) -> None:
+def test_a_model_that_is_made_anew_is_not_measured_beside_the_old_one(session_of: Any) -> None:
     peaks = []
-    for name, text in (("wide", WIDE), ("late", LATE)):
-        (tmp_path / f"{name}.py").write_text(text)
-        found = Session(WorkerConfig(str(tmp_path / f"{name}.py"), {})).footprint(KNOBS, (2, 4))
+    for text in (WIDE, LATE):
+        found = session_of(text).footprint(KNOBS, (2, 4))
         peaks.append(found.measured[1][1])
     assert peaks[0] < peaks[1] < peaks[0] + found.parameter_bytes // 2
 
@@ -226,18 +231,15 @@ WORKLOAD = TooLarge()
 """
 
 
-def test_a_model_that_does_not_fit_is_a_footprint_of_nothing_and_ends_no_study(tmp_path: Path) -> None:
-    (tmp_path / "too_large.py").write_text(TOO_LARGE)
-    found = Session(WorkerConfig(str(tmp_path / "too_large.py"), {})).footprint(KNOBS, (2, 4))
+def test_a_model_that_does_not_fit_is_a_footprint_of_nothing_and_ends_no_study(session_of: Any) -> None:
+    found = session_of(TOO_LARGE).footprint(KNOBS, (2, 4))
     assert (found.measured, found.parameter_bytes) == ((), 0)
     assert "CUDA out of memory" in found.message
 
 
 @pytest.mark.parametrize("micro_batch", [4, 512])
-def test_a_batch_of_one_micro_step_needs_less_by_the_gradients(tmp_path: Path, micro_batch: int) -> None:
-    path = tmp_path / "wide.py"
-    path.write_text(WIDE)
-    session = Session(WorkerConfig(str(path), {"count": 2048}, cap_bytes=10**9))
+def test_a_batch_of_one_micro_step_needs_less_by_the_gradients(session_of: Any, micro_batch: int) -> None:
+    session = session_of(WIDE, {"count": 2048}, cap_bytes=10**9)
     knobs = {"learning_rate": 1e-4, "micro_batch_size": micro_batch, "dropout": 0.0}
     found = session.footprint(knobs, (micro_batch,))
     plan = Plan(samples=4 * micro_batch, milestones=(4 * micro_batch,), cap_bytes=10**9)
@@ -263,14 +265,12 @@ WORKLOAD = Undefined()
 """
 
 
-def test_an_objective_that_is_undefined_before_training_is_not_taken_for_the_loss(tmp_path: Path) -> None:
-    (tmp_path / "undefined.py").write_text(UNDEFINED)
-    assert Session(WorkerConfig(str(tmp_path / "undefined.py"), {})).sanity_check(KNOBS).values == {}
+def test_an_objective_that_is_undefined_before_training_is_not_taken_for_the_loss(session_of: Any) -> None:
+    assert session_of(UNDEFINED).sanity_check(KNOBS).values == {}
 
 
-def test_an_objective_that_is_undefined_in_a_trial_is_said_once_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "undefined.py").write_text(UNDEFINED)
-    found = Session(WorkerConfig(str(tmp_path / "undefined.py"), {})).train(KNOBS, PLAN, 0)
+def test_an_objective_that_is_undefined_in_a_trial_is_said_once_with_what_to_do(session_of: Any) -> None:
+    found = session_of(UNDEFINED).train(KNOBS, PLAN, 0)
     assert (found.outcome, found.fault) == ("diverged", oom.UNDEFINED.name)
     assert re.match(r"val_loss is nan after \d+ samples: mend how .* `evaluate` returns", found.message)
 

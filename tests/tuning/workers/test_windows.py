@@ -44,13 +44,24 @@ class Clock:
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    path = tmp_path / "timed.py"
-    path.write_text(TIMED)
-    session = Session(WorkerConfig(str(path), {"count": 62}))
-    session.warm({})
-    monkeypatch.setattr(time, "perf_counter", Clock())
-    return session
+def session_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a session of a file with this text, by such a clock."""
+
+    def made(text: str, options: dict[str, Any] | None = None) -> Session:
+        path = tmp_path / f"file_{abs(hash(text))}.py"
+        path.write_text(text)
+        session = Session(WorkerConfig(str(path), options or {}))
+        if options:
+            session.warm({})
+        monkeypatch.setattr(time, "perf_counter", Clock())
+        return session
+
+    return made
+
+
+@pytest.fixture
+def session(session_of: Any) -> Session:
+    return session_of(TIMED, {"count": 62})
 
 
 def expected_step_s(session: Session, knobs: dict[str, Any]) -> float:
@@ -130,23 +141,17 @@ def train(run):
     [("BUCKETS", 4, 3), ("BUCKETS[::-1]", 16, 3), ("TWO", 4, 4), ("TWO[::-1]", 16, 4)],
 )
 def test_a_probe_of_batches_of_varying_size_has_the_speed_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, first: int, count: int
+    session_of: Any, sizes: str, first: int, count: int
 ) -> None:
-    path = tmp_path / f"buckets_{count}_{first}.py"
-    path.write_text(HEAD + BUCKETS.replace("SIZES", sizes))
-    session = Session(WorkerConfig(str(path), {}))
-    monkeypatch.setattr(time, "perf_counter", Clock())
+    session = session_of(HEAD + BUCKETS.replace("SIZES", sizes))
     found = session.probe({"learning_rate": 0.1, "batch_size": first, "micro_batch_size": first}, time_s=3.0)
     assert found.outcome == "ok", found.message
     assert found.samples_per_s == pytest.approx(28 / (count * 0.01), rel=0.02)
     assert first / (found.micro_step_s + found.optimizer_step_s) == pytest.approx(found.samples_per_s)
 
 
-def test_a_smaller_batch_at_the_end_of_each_pass_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "remainder.py"
-    path.write_text(HEAD + BUCKETS.replace("batch_sampler=SIZES), samples=28", "12)"))
-    session = Session(WorkerConfig(str(path), {}))
-    monkeypatch.setattr(time, "perf_counter", Clock())
+def test_a_smaller_batch_at_the_end_of_each_pass_is_left_out(session_of: Any) -> None:
+    session = session_of(HEAD + BUCKETS.replace("batch_sampler=SIZES), samples=28", "12)"))
     found = session.probe({"learning_rate": 0.1, "batch_size": 12, "micro_batch_size": 12}, time_s=3.0)
     assert found.outcome == "ok", found.message
     assert found.samples_per_s == pytest.approx(12 / 0.01), "64 samples: the last batch has 4"
@@ -179,14 +184,8 @@ WORKLOAD = Compiling()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-def test_what_a_workload_compiles_itself_is_no_part_of_its_speed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "compiling.py"
-    path.write_text(COMPILING)
-    session = Session(WorkerConfig(str(path), {"count": 62}))
-    session.warm({})
-    monkeypatch.setattr(time, "perf_counter", Clock())
+def test_what_a_workload_compiles_itself_is_no_part_of_its_speed(session_of: Any) -> None:
+    session = session_of(COMPILING, {"count": 62})
     found = session.probe(KNOBS, time_s=150.0)
     assert found.outcome == "ok", found.message
     assert session.resident.workload.graphs == 2
@@ -223,14 +222,9 @@ PER_EPOCH = "for batch in (one for _ in run.epochs() for one in run.batches(load
 
 @pytest.mark.parametrize("passes", [ENDLESS, PER_EPOCH])
 @pytest.mark.parametrize("count", [64, 16_000])
-def test_workers_that_start_in_each_pass_are_paid_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: str, count: int
-) -> None:
-    path = tmp_path / f"forking_{count}_{passes == ENDLESS}.py"
+def test_workers_that_start_in_each_pass_are_paid_for(session_of: Any, passes: str, count: int) -> None:
     more = f"DATA = torch.utils.data.TensorDataset(torch.randn({count}, 4), torch.randn({count}, 1))"
-    path.write_text(HEAD + more + FORKING.replace("PASSES", passes))
-    session = Session(WorkerConfig(str(path), {}))
-    monkeypatch.setattr(time, "perf_counter", Clock())
+    session = session_of(HEAD + more + FORKING.replace("PASSES", passes))
     steps_s = {keeps: 0.011 * count / 8 + (0.0 if keeps else 0.25) for keeps in (True, False)}
     for keeps, pass_s in steps_s.items():
         own = {"learning_rate": 0.1, "batch_size": 8, "persistent_workers": keeps, "num_workers": 1}

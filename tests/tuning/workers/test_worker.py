@@ -114,40 +114,57 @@ def test_a_probe_tells_what_other_programs_take_of_its_cores_meanwhile(worker: W
     assert 0.1 <= beside.others_cpu_frac <= 1.0
 
 
-HANGING = """
-import threading
+FAULTY = """
+import os, signal, subprocess, sys, threading
 from pathlib import Path
 from tests.data.mine import Moons
 
-class Hanging(Moons):
+HERE, PID = Path(__file__).parent, os.getpid()
+wait = "import threading; threading.Event().wait()"
+(HERE / f"child_of_{PID}").write_text(str(subprocess.Popen([sys.executable, "-c", wait], start_new_session=True).pid))
+
+class Faulty(Moons):
     def loss(self, model, batch):
-        hang = Path(__file__).with_name("hang")
-        if hang.exists():
-            hang.unlink()
+        if (HERE / "hang").exists():
+            (HERE / "hang").unlink()
             threading.Event().wait()
+        if len(batch[0]) == 64:
+            print("so long", flush=True)
+            (HERE / f"death_of_{PID}").touch()
+            os.kill(PID, signal.SIGKILL)
         return super().loss(model, batch)
 
-WORKLOAD = Hanging()
+WORKLOAD = Faulty()
 """
 
 
-def test_a_process_that_hangs_is_measured_again_and_says_where_it_stood(tmp_path: Path) -> None:
-    """What is lost twice is an outcome: test_trials.py has it, and of a study ../study/test_kill_fault.py."""
-    (tmp_path / "hanging.py").write_text(HANGING, encoding="utf-8")
+@pytest.mark.fault
+@pytest.mark.timeout(300)  # four processes, which take 22 s of one core
+def test_what_is_lost_once_is_measured_again_twice_is_an_outcome(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
     said: list[str] = []
 
     def warned(text: str) -> None:
         said.append(text)
         worker.config = replace(worker.config, hang_s=60.0)  # on a busy machine the next one loads for long
 
-    with Worker(WorkerConfig(str(tmp_path / "hanging.py")), warned) as worker:
+    with Worker(WorkerConfig(str(tmp_path / "faulty.py")), warned) as worker:
         assert worker.train(KNOBS, 8, (8,), seed=0).outcome == "ok"
         (tmp_path / "hang").touch()
         worker.config = replace(worker.config, hang_s=2.0)
         assert worker.train(KNOBS, 64, (64,), seed=0).outcome == "ok"
-    assert len(said) == 1
-    assert re.match(r'process hung: no answer for \d+ s in File ".*hanging\.py", line \d+', said[0])
+        killed = worker.probe({"batch_size": 64, "micro_batch_size": 64}, 0.2, 0.0)
+        assert worker.probe(KNOBS, 0.2, 0.0).outcome == "ok"
+    assert re.match(r'process hung: no answer for \d+ s in File ".*faulty\.py", line \d+', said[0])
     assert said[0].endswith("search.hang_time gives it more time; what it measured is measured once more")
+    assert (killed.outcome, killed.samples_per_s) == ("killed", None)
+    assert killed.message == "the process was lost: signal 9 (SIGKILL); so long"
+    assert "what it measured is measured once more" in said[1]
+    assert (len(said), len(list(tmp_path.glob("death_of_*")))) == (2, 2)
+    started = {int(path.read_text()) for path in tmp_path.glob("child_of_*")}
+    assert len(started) == 4
+    left = [process for process in psutil.process_iter() if process.pid in started]
+    assert not psutil.wait_procs(left, timeout=5)[1], "what they started in another session ends with them"
 
 
 STUCK = """
@@ -224,24 +241,6 @@ def test_its_process_and_its_loaders_end_when_the_process_that_started_it_is_kil
         study.kill()
     assert process is not None
     assert not psutil.wait_procs([loader, process], timeout=20)[1]
-
-
-LEAVING = """
-import subprocess, sys
-from pathlib import Path
-from tests.data.mine import WORKLOAD
-
-child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"], start_new_session=True)
-Path(__file__).with_name("pid").write_text(str(child.pid))
-"""
-
-
-def test_what_its_process_started_in_another_session_ends_with_it(tmp_path: Path) -> None:
-    (tmp_path / "leaving.py").write_text(LEAVING, encoding="utf-8")
-    with Worker(WorkerConfig(str(tmp_path / "leaving.py"))) as worker:
-        worker.load()
-        child = psutil.Process(int((tmp_path / "pid").read_text()))
-    assert not psutil.wait_procs([child], timeout=5)[1]
 
 
 ENDLESS = """
