@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -24,6 +25,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when transformers is imported
 # Read once, when torch is loaded. Two processes of tests with two threads each fight for two cores: an LSTM's test took
 # 79 s so and takes 1 s with a thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine that does much else takes longer than the 200 ms of an example that hypothesis allows.
+hypothesis.settings.register_profile("slow machine", deadline=None)
+hypothesis.settings.load_profile("slow machine")
 
 # Tiers that start servers of their own; their traffic is not only Python's, so the guard below would see half of it.
 OTHER_TIERS = ("ray", "fault", "browser", "gpu")

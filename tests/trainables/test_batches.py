@@ -38,7 +38,7 @@ META = torch.device("meta")
 sizes = st.integers(1, 40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(count=st.integers(1, 200), batch=sizes, micro=sizes, bucketing=st.booleans())
 def test_every_sample_once_and_shares_of_a_batch_add_up_to_one(
     count: int, batch: int, micro: int, bucketing: bool
@@ -58,7 +58,7 @@ def test_every_sample_once_and_shares_of_a_batch_add_up_to_one(
     assert batches == -(-count // batch)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(micro=sizes, bucketing=st.booleans())
 def test_a_batch_holds_the_same_samples_however_it_is_cut(micro: int, bucketing: bool) -> None:
     lengths = [(i * 31) % 17 for i in range(100)]

@@ -31,7 +31,7 @@ def test_a_storage_counts_once_from_its_birth_to_its_death() -> None:
     assert (meter.live_bytes, meter.peak_bytes) == (0, 8000)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(["make", "drop", "view"]), st.integers(1, 500)), max_size=40))
 def test_the_count_is_the_sum_of_what_lives(steps: list[tuple[str, int]]) -> None:
     alive: list[torch.Tensor] = []

@@ -8,7 +8,7 @@ import pickle
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -172,7 +172,6 @@ def test_columns_that_a_knob_leaves_out_follow_from_its_kind() -> None:
     assert rows.is_active("channels", {})
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["system", "learning", "both"]),
     st.booleans() | st.integers(-5, 5) | st.floats(-5, 5) | st.sampled_from(["a", "b"]),

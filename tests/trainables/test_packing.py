@@ -18,7 +18,7 @@ def padded(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, mask
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(lengths)
 def test_every_token_has_one_place_and_finds_back(rows: list[int]) -> None:
     tokens, mask = padded(rows)
@@ -33,7 +33,7 @@ def test_every_token_has_one_place_and_finds_back(rows: list[int]) -> None:
     assert torch.equal(packed.unpack(packed.position_ids[..., None])[..., 0] * mask, torch.arange(max(rows)) * mask)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths, st.booleans(), st.sampled_from([None, 3]))
 def test_a_token_sees_its_own_row_only(rows: list[int], causal: bool, window: int | None) -> None:
     tokens, mask = padded(rows)

@@ -74,7 +74,7 @@ def test_resampling_equals_going_through_the_bars_one_by_one(frame):
     assert found.values == pytest.approx(np.array(list(wanted.values())))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     frames=st.sampled_from(["1h:5 4h:4 1D:2", "2h:3 6h:2", "1h:4 1W:1", "1D:3 1M:1", "90min:4 5h:2"]),

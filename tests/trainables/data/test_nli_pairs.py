@@ -115,7 +115,7 @@ def test_split_that_cannot_be_made_is_refused(tmp_path):
         read_splits(path, 0.5, 0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 9), st.floats(0.2, 0.8))
 def test_split_parts_every_pair_and_no_premise(tmp_path_factory, seed, frac):
     pairs = [TextPair(f"p{i // 3}", f"h{i}", i % 3 == 0) for i in range(60)]
@@ -127,7 +127,7 @@ def test_split_parts_every_pair_and_no_premise(tmp_path_factory, seed, frac):
     assert (train, val) == read_splits(path, frac, seed)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.booleans(), max_size=40), st.none() | st.integers(0, 20))
 def test_balanced_is_half_and_half_in_order(labels, limit):
     pairs = [TextPair(f"p{i}", "h", entails) for i, entails in enumerate(labels)]

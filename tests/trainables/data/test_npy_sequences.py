@@ -116,7 +116,7 @@ def test_refuses_a_folder_of_another_shape(tmp_path):
         read_splits(root, None, 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 3), st.floats(0.05, 0.95), st.integers(2, 9), st.integers(1, 5))
 def test_held_out_is_a_share_of_each_label(tmp_path_factory, seed, frac, many, few):
     root = tmp_path_factory.mktemp("set")

@@ -35,7 +35,7 @@ def same(one: list[Instance], two: list[Instance]) -> bool:
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(nodes=st.integers(3, 7), seed=st.integers(0, 999))
 def test_a_solved_tour_is_the_shortest_of_all(nodes, seed):
     points = np.random.default_rng(seed).random((nodes, 2)) * 100

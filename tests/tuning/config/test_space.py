@@ -77,7 +77,7 @@ def test_complete_drops_idle_knobs_and_cuts_the_micro_batch():
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_completing_a_completed_point_changes_nothing(data):
     space = Space.parse({**SYSTEM, "learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}, EVERY)
     point = {n: data.draw(st.sampled_from(p.values)) for n, p in space.parameters.items() if isinstance(p, Choice)}

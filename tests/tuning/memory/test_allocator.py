@@ -59,7 +59,7 @@ def test_a_segment_with_a_block_in_use_is_not_handed_back() -> None:
     assert minimal_capacity(events) == 50 * MIB
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(logs(), st.sampled_from([None, 60, 120]))
 def test_blocks_never_overlap_and_sums_hold(events: list[Event], capacity_mib: int | None) -> None:
     """After each event: allocated <= reserved <= capacity, blocks are disjoint, free ones included."""
@@ -83,7 +83,7 @@ def test_blocks_never_overlap_and_sums_hold(events: list[Event], capacity_mib: i
         assert all(block.size >= asked[i] and not block.free for i, block in allocator.live.items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(logs())
 def test_what_is_all_freed_can_all_be_handed_back(events: list[Event]) -> None:
     allocator = CachingAllocator()
@@ -98,7 +98,7 @@ def test_what_is_all_freed_can_all_be_handed_back(events: list[Event]) -> None:
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(logs(), st.integers(0, 50))
 def test_a_card_of_the_reserved_peak_is_like_one_without_limit(events: list[Event], more_mib: int) -> None:
     free = replay(events)
@@ -107,7 +107,7 @@ def test_a_card_of_the_reserved_peak_is_like_one_without_limit(events: list[Even
     assert free.peak_reserved_bytes % STEP_BYTES == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(logs())
 def test_the_minimal_capacity_suffices_and_a_step_less_does_not(events: list[Event]) -> None:
     free = replay(events)

@@ -24,7 +24,7 @@ confidences = st.sampled_from(["traced", "workspaces modelled", "workspaces unse
 
 
 @kernels
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(5 * MIB, GIB), confidences)
 def test_a_study_says_the_same_of_every_size(kernels: Kernels, usable_bytes: int, confidence: Confidence) -> None:
     """What `estimate` calls no is what the guard of a study refuses, whose profile is of the same prediction."""
@@ -52,7 +52,7 @@ def test_a_cell_needs_capacity_on_a_card_live_bytes_on_the_cpu(kernels: Kernels)
 
 
 @kernels
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(100 * MIB, GIB), confidences)
 def test_the_largest_fits_and_one_more_does_not(kernels: Kernels, usable_bytes: int, confidence: Confidence) -> None:
     def around(micro_batches: list[int]) -> Fit:

@@ -42,7 +42,7 @@ def largest(guard: MemoryGuard, group: MemoryGroup = FP32) -> int:
     return max((m for m in range(1, 100) if guard.judge(group, m).fits), default=0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(caps, events)
 def test_what_fits_fits_at_every_smaller_micro_batch(cap_bytes: int | None, history: History) -> None:
     guard = learned(cap_bytes, history)
@@ -55,7 +55,7 @@ def test_what_fits_fits_at_every_smaller_micro_batch(cap_bytes: int | None, hist
         assert all(a <= b + 1e-9 for a, b in itertools.pairwise(p))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(caps, events)
 def test_what_was_seen_is_respected(cap_bytes: int | None, history: History) -> None:
     guard = learned(cap_bytes, history)
@@ -66,7 +66,7 @@ def test_what_was_seen_is_respected(cap_bytes: int | None, history: History) -> 
             assert guard.judge(group, micro_batch).action == "refuse"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(caps, events, events, st.integers(1, 40))
 def test_knowing_more_never_refuses_what_was_seen_to_fit(
     cap_bytes: int | None, before: History, after: History, micro_batch: int
@@ -75,7 +75,7 @@ def test_knowing_more_never_refuses_what_was_seen_to_fit(
     assert all(guard.judge(FP32, m).fits for m in range(1, micro_batch + 1))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 600 * MB), events, st.integers(1, 60), st.booleans())
 def test_overshoot_is_positive_if_refused(cap_bytes: int, history: History, micro_batch: int, shrink: bool) -> None:
     guard = learned(cap_bytes, history)
@@ -83,7 +83,7 @@ def test_overshoot_is_positive_if_refused(cap_bytes: int, history: History, micr
     assert (guard.overshoot_bytes(verdict) > 0) is (verdict.action == "refuse")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(caps, events, st.integers(1, 64))
 def test_halving_stops_at_the_largest_half_that_fits(cap_bytes: int | None, history: History, micro_batch: int) -> None:
     guard = learned(cap_bytes, history)
@@ -94,7 +94,7 @@ def test_halving_stops_at_the_largest_half_that_fits(cap_bytes: int | None, hist
     assert (verdict.action, verdict.micro_batch) == (action, fitting[0] if fitting else micro_batch)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(events, st.integers(0, 79 * MB), st.integers(1, 64))
 def test_nothing_fits_below_parameters_and_optimizer_state(history: History, cap_bytes: int, micro_batch: int) -> None:
     guard = learned(cap_bytes, history)
@@ -249,7 +249,7 @@ def test_the_limit_is_what_a_profile_may_say_at_most(source: str, cap_bytes: int
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(90 * MB, 400 * MB), st.integers(1, 40), st.integers(1, 40))
 def test_the_same_peak_told_again_says_nothing_new(whole: bool, peak_bytes: int, told_of: int, asked: int) -> None:
     def after(times: int) -> tuple[float | None, int | None]:
@@ -262,7 +262,7 @@ def test_the_same_peak_told_again_says_nothing_new(whole: bool, peak_bytes: int,
     assert after(1) == after(5) == after(40)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.permutations([("fit", 4, 150), ("whole", 8, 170), ("whole", 8, 190), ("oom", 30, 0), ("fit", 20, 290)]))
 def test_the_order_of_what_is_told_does_not_matter(history: list[tuple[str, int, int]]) -> None:
     def said(told: list[tuple[str, int, int]]) -> list[float | None]:

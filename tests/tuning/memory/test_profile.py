@@ -20,7 +20,7 @@ floors = st.integers(0, 2 * 10**10)
 measurements = st.lists(st.tuples(st.integers(1, 512), st.integers(0, 10**11)), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**10), st.integers(0, 10**9), st.sets(st.integers(1, 256), min_size=2, max_size=5))
 def test_a_line_is_found_again_everywhere(fixed: int, slope: int, batches: set[int]) -> None:
     found = MemoryProfile.from_measured(0, [(m, fixed + slope * m) for m in batches])
@@ -28,7 +28,7 @@ def test_a_line_is_found_again_everywhere(fixed: int, slope: int, batches: set[i
         assert found.peak(m) == pytest.approx(fixed + slope * m)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(0, 10**10),
     st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 10**9)), min_size=1, max_size=4),
@@ -49,7 +49,7 @@ def test_below_the_first_point_a_convex_peak_is_nearly_found(
         assert peak(m) - said <= slope * (first - m) + tiny
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(floors, st.lists(st.tuples(st.integers(2, 40), *[st.integers(0, 10**11)] * 2), min_size=1, max_size=4))
 def test_below_the_first_point_it_rises_from_the_floor(floor_bytes: int, points: list[tuple[int, int, int]]) -> None:
     found = MemoryProfile(floor_bytes, tuple(Point(*p) for p in points))
@@ -70,7 +70,7 @@ def test_the_smallest_micro_batch_needs_what_every_step_needs() -> None:
     assert found.peak(1) / 2**20 == pytest.approx(32.0, abs=0.05)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(floors, measurements, st.floats(1.0, 1.5))
 def test_never_below_a_measurement_or_falling(floor_bytes: int, measured: list[tuple[int, int]], spare: float) -> None:
     found = MemoryProfile.from_measured(floor_bytes, measured, spare)
@@ -94,7 +94,7 @@ def test_a_predicted_card_holds_capacity_a_cpu_live_bytes() -> None:
     assert (alone.peak(2), alone.capacity(2), live.peak(2)) == (176, 192, 160)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(floors, measurements)
 def test_it_survives_the_journal(floor_bytes: int, measured: list[tuple[int, int]]) -> None:
     found = MemoryProfile.from_measured(floor_bytes, measured, 1.1)

@@ -15,7 +15,7 @@ from tuning.memory.symbolic import between
 from tuning.memory.trace import Trace
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from([1, 2, 3, 5, 8, 64]), st.integers(1, 64), st.integers(1, 300))
 def test_any_two_traces_give_the_one_at_any_size(size: int, more: int, micro_batch: int) -> None:
     assert between(step(size), step(size + more), micro_batch) == step(micro_batch)
@@ -61,7 +61,7 @@ def test_the_peak_moves_from_the_optimizer_to_the_backward_pass() -> None:
     assert next(iter(large.breakdown)) == "activation"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 64), st.integers(1, 6))
 def test_what_a_peak_holds_together(micro_batch: int, layers: int) -> None:
     peak = peak_of(step(micro_batch, layers))

@@ -225,7 +225,7 @@ def test_answer_is_right_and_all_had_the_same_seeds(tmp_path: Path, name: str) -
     assert {"before", "after"} <= {window.name for window in journal.run.windows}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.floats(0, 150), st.dictionaries(st.sampled_from([32, 64, 128]), st.floats(0.1, 0.3), min_size=1))
 def test_time_is_kept_and_the_windows_have_theirs(
     tmp_path_factory: pytest.TempPathFactory, limit_s: float, errors: dict[int, float]

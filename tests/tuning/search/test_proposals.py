@@ -38,7 +38,7 @@ def drawn(space: Space, luck: random.Random) -> dict[str, Scalar]:
     return {name: parameter.at(luck.random()) for name, parameter in space.parameters.items()}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from(list(SPACES)),
     st.randoms(use_true_random=False),

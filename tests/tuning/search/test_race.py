@@ -44,7 +44,6 @@ rules = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(finalists, rules, st.floats(0.01, 0.5), st.sets(st.integers(0, 5)))
 def test_pick_is_admitted_and_nobody_faster_is(known: list[Finalist], rule: Rule, noise: float, failed: Any) -> None:
     known = [replace(one, has_failed=n in failed) for n, one in enumerate(known)]
@@ -72,7 +71,7 @@ def test_pick_is_admitted_and_nobody_faster_is(known: list[Finalist], rule: Rule
         assert not admitted or race.expected(admitted[0]).gain == max(race.expected(n).gain for n in admitted)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(finalists, rules, st.floats(0.01, 0.5), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_rounds_end_and_name_those_who_may_win(
     known: list[Finalist], rule: Rule, noise: float, top: int, luck: Any

@@ -62,7 +62,7 @@ RULED = given(
 """Trials, and the parts of a rule by which they are judged."""
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @RULED
 def test_leader_is_found_by_twos(
     rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None, today: float, goal: Goal
@@ -77,7 +77,7 @@ def test_leader_is_found_by_twos(
     assert rows[int(whole.best[1:])] == rows[int(best.trial[1:])]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @RULED
 def test_nothing_as_good_is_faster_than_the_pick(
     rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None, today: float, goal: Goal
