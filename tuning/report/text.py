@@ -129,7 +129,10 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         yield name, sentences.quality_sentence(found, own)
     if best.peak_allocated_bytes:
         cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""
-        yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak"
+        base = None if sentences.keeps_today(found) else sentences.today(found)
+        own = base.peak_allocated_bytes if base else None
+        beside = f", {sentences.called(base.name)} {size(own)}" if base and own else ""
+        yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak{beside}"
     if best.verdict:
         yield "bound by", sentences.verdict_sentence(best.verdict)
     if best.card:
