@@ -184,6 +184,8 @@ class Run(Counted):
                 self._watch.lap("data_wait")
                 dim = batches.samples_dim(whole, self._asked_size(source)) if dim is None else dim
                 size = counts.of(whole, state.samples - before, dim)
+                if state.hand is not None:
+                    whole = state.hand(whole, dim, size)
                 host = whole
                 if not self._is_alone:
                     host, self._share = state.ranks.part_of(whole, dim, size)
