@@ -79,6 +79,10 @@ COUNT_BATCHES, COUNT_S = 8, 1.5
 
 A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
 """
+DRAWS, LEAST_DRAWS, KEPT = 16, 8, 4096
+"""Draws of random numbers over which gradients are averaged, the fewest, and the numbers kept of each gradient."""
+DRAWN_TIMES, TOLD_FRAC = 4.0, 0.1
+"""Two means differ if they do by more than so many standard errors; these are to be below that share of the mean."""
 RATE_ROUNDING_FRAC = 1e-6
 _SUMS = {"add", "sub", "mul", "div", "lerp", "addcmul", "radd", "rsub", "rmul", "iadd", "isub", "imul"}
 FAR = 1000
@@ -108,6 +112,10 @@ class _Learned:
     """The worker_init_fn of that loader."""
     collate: Callable[[list[Any]], Any] | None = None
     """The collate_fn of that loader."""
+    draws: bool = False
+    """Whether lines of the loop drew random numbers for the first micro-batch, or may have."""
+    kept: int | None = None
+    """The numbers that are kept of each gradient; None for all."""
     loaded: list[tuple[Any, int, int]] = field(default_factory=list)
     """The micro-batches of run.batches, with their sample dimension and size."""
     weighted: str = ""
@@ -190,17 +198,18 @@ def differing(
             shaken = _shaken(resident, base, whole)
         if by <= NOISE_TIMES * shaken:
             continue
-        is_noisy = noise > GRADIENT_ROUNDING_FRAC or (is_micro and is_drawn)
-        if not is_noisy:
-            changes_buffers = f"{whose} updates its buffers differently" if whose else "its gradients differ"
-            reasons[name] = NOT_A_MEAN if is_micro else changes_buffers
-        elif by > NOISE_TIMES * noise and not (is_micro and is_drawn):
-            reasons[name] = "a step differs by more than its random numbers explain"
-        elif is_micro and isinstance(resident, OwnResident) and _parts_differ(resident, halves, learned, whole.seconds):
-            reasons[name] = COUNTS
-        elif untold is not None:
+        if noise <= GRADIENT_ROUNDING_FRAC and not (is_micro and (is_drawn or whole.draws)):
+            of_buffers = f"{whose} updates its buffers differently" if whose else "its gradients differ"
+            reasons[name] = NOT_A_MEAN if is_micro else of_buffers
+            continue
+        said = _settled(resident, halves, whole) if is_micro and isinstance(resident, OwnResident) else None
+        if said is None and by > NOISE_TIMES * noise and not (is_micro and is_drawn):
+            said = "a step differs by more than its random numbers explain"
+        if said:
+            reasons[name] = said
+        elif said is None and untold is not None:
             untold.append(name)
-    is_open = "micro_batch_size" in changes and "micro_batch_size" not in reasons and not is_drawn
+    is_open = "micro_batch_size" in changes and "micro_batch_size" not in reasons and not (is_drawn or whole.draws)
     part, parts, seconds = min(MORE_SAMPLES, most) // 2 * 2, 1, whole.seconds
     while is_open and (noise or 0) <= GRADIENT_ROUNDING_FRAC and seconds < QUICK_S and count < parts * part <= most:
         large = base.with_knobs(batch_size=parts * part, micro_batch_size=part)
@@ -237,20 +246,23 @@ def _shaken(resident: Resident | OwnResident, config: Config, learned: _Learned)
 def _halves_of(whole: _Learned) -> tuple[bool, list[Any]]:
     """Returns whether the loader draws numbers by micro-batch, which it would draw anew for halves, and the halves.
 
-    Those are cut from the micro-batches of `whole`: none if nothing is drawn so, or if they cannot be cut.
+    There are none if nothing is drawn so, or if the micro-batches cannot be cut.
     """
     if whole.collate is None or not loader_check.collates_anew(whole.dataset, whole.collate, SAMPLES):
         return False, []
-    try:
-        cut = [
-            taken(batch, dim, size, indices)
-            for batch, dim, size in whole.loaded
-            for indices in (range(size // 2), range(size // 2, size))
-        ]
-    except LoopError:  # a tensor without a row for each sample
-        return True, []
-    halves = [half for half, is_split in cut if is_split]
+    halves = _cut(whole)
     return not halves, halves
+
+
+def _cut(whole: _Learned) -> list[Any]:
+    """Returns the two halves of each micro-batch of `whole`, none if they cannot be cut or are not known."""
+    halves = list[tuple[Any, bool]]()
+    try:
+        for batch, dim, size in whole.loaded:
+            halves += [taken(batch, dim, size, part) for part in (range(size // 2), range(size // 2, size))]
+    except LoopError:  # a tensor without a row for each sample
+        return []
+    return [half for half, is_split in halves if is_split]
 
 
 def _run(
@@ -268,9 +280,10 @@ def _run(
 
     With `halves`, modules are also run on the first half of the first batch. With `shakes`, the weights are changed by
     about their rounding. A custom loop trains on the micro-batches `given` in turns, if there are any; for so many
-    `batches` if that is not 0, each micro-batch with the same random numbers.
+    `batches` if that is not 0, all parts of a batch with the same random numbers.
     """
-    learned, began = _Learned(halved_samples=count if halves else 0, shakes=shakes), time.perf_counter()
+    kept, began = KEPT if batches else None, time.perf_counter()
+    learned = _Learned(halved_samples=count if halves else 0, shakes=shakes, kept=kept)
     if isinstance(resident, OwnResident):
         _run_custom_loop(resident, config, noise_seed, learned, given, batches)
         learned.seconds = time.perf_counter() - began
@@ -286,21 +299,32 @@ def _run(
     return learned
 
 
-def _parts_differ(resident: OwnResident, halves: Config, learned: _Learned, seconds: float) -> bool:
-    """Returns whether one half of a batch, with the same random numbers, teaches something else as the second half.
+def _settled(resident: OwnResident, halves: Config, whole: _Learned) -> str | None:
+    """Returns why a batch that is cut in halves teaches something else, whatever random numbers a loop draws.
 
-    `learned` is of a batch cut in halves; `seconds` is what a batch takes. False if run.batches does not give them.
+    "" if it does not; None if that cannot be told. Two runs with the same numbers must teach the same by each part of a
+    batch, and over several draws the mean of a whole batch must be that of its halves.
     """
-    size = halves.knobs.micro_batch_size
-    batches = min(COUNT_BATCHES, int(COUNT_S / max(seconds, 1e-3)), resident.pass_samples // (2 * size))
-    if not learned.loaded or batches < 2:
-        return False
-    alone = halves.with_knobs(batch_size=size)
-    given = [learned.loaded[0][0]]
-    pair = [_run(resident, one, size, given=given, batches=batches) for one in (alone, halves)]
-    for one in pair:
-        one.buffers.clear()  # a norm counts its forward passes
-    return _difference(pair[0], pair[1])[0] > GRADIENT_ROUNDING_FRAC
+    size, parts = halves.knobs.batch_size, _cut(whole)[:2]
+    batches = min(DRAWS, int(COUNT_S / max(whole.seconds, 1e-3)), resident.pass_samples // size)
+    if not parts or batches < 2:
+        return None
+    base = halves.with_knobs(micro_batch_size=size)
+
+    def learned(one: Config, *given: Any) -> list[dict[str, Tensor]]:
+        return _run(resident, one, size, given=given, batches=batches).gradients
+
+    if _difference(_Learned(learned(base, parts[0])), _Learned(learned(halves, parts[0])))[0] > GRADIENT_ROUNDING_FRAC:
+        return COUNTS
+    pair = learned(base, whole.loaded[0][0]), learned(halves, *parts)
+    if batches < LEAST_DRAWS or pair[0][0].keys() != pair[1][0].keys():
+        return None
+    rows = [torch.stack([torch.cat([g[n].double().flatten() for n in pair[0][0]]) for g in one]) for one in pair]
+    by, mean = rows[0] - rows[1], float(rows[0].mean(dim=0).norm())
+    error = DRAWN_TIMES * float((by.var(dim=0).sum() / batches).sqrt())
+    if float(by.mean(dim=0).norm()) > error + GRADIENT_ROUNDING_FRAC * mean:
+        return NOT_A_MEAN
+    return "" if error <= TOLD_FRAC * mean else None
 
 
 def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds: float) -> str:
@@ -365,11 +389,16 @@ def _run_custom_loop(
     # Without it, numbers drawn after the batch, as for augmentation, would depend on the micro-batch.
     state.noise_seed = noise_seed or None
 
+    before, parts = "", config.knobs.batch_size // config.knobs.micro_batch_size
+
     def hand(*micro: Any) -> Any:
-        learned.loaded.append(micro)
+        nonlocal before
+        number = len(learned.loaded)
+        learned.loaded.append(micro if number < parts else (None, 0, 0))
         if batches:
-            seed_everything(config.seed)
-        return given[(len(learned.loaded) - 1) % len(given)] if given else micro[0]
+            seed_everything(number // parts)
+        before = before or loader_check.seeds()
+        return given[number % len(given)] if given else micro[0]
 
     def heard(event: Event) -> bool:
         if event == READY:
@@ -378,6 +407,7 @@ def _run_custom_loop(
                 learned.shows_model = False
             else:
                 stack.enter_context(_recording(learned, state.model, state.optimizer, config))
+        learned.draws |= isinstance(event, Window) and before not in ("", loader_check.seeds())
         return not learned.shows_model or (isinstance(event, Window) and not batches)
 
     state.hand = hand
@@ -392,7 +422,8 @@ def _recording(learned: _Learned, model: nn.Module, optimizer: torch.optim.Optim
 
     def record_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         trained = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-        learned.gradients.append({names.get(id(p), "?"): p.grad.detach().to("cpu", copy=True) for p in trained})
+        few = {names.get(id(p), "?"): cast(Tensor, p.grad).detach().flatten()[: learned.kept] for p in trained}
+        learned.gradients.append({name: grad.to("cpu", copy=True) for name, grad in few.items()})
 
     with contextlib.ExitStack() as stack:
         # After the step: a framework may give `step` a closure that computes the gradients.

@@ -204,6 +204,12 @@ def draws(dataset: Dataset[Any], picks: Sequence[int]) -> bool:
     return _read(dataset, picks, seed=1) != _read(dataset, picks, seed=2)
 
 
+def seeds() -> str:
+    """Returns a digest of the generators of torch, NumPy and Python."""
+    states = torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), repr(np.random.get_state(legacy=False))
+    return hashlib.blake2b(repr(states).encode()).hexdigest()
+
+
 def collates_anew(dataset: Any, collate: Callable[[list[Any]], Any], most: int) -> bool:
     """Returns whether `most` samples, or all, make another batch under another seed; False if that cannot be told."""
     size = None if isinstance(dataset, IterableDataset) else length_of(dataset)
