@@ -211,6 +211,13 @@ def test_draws_are_told_from_what_a_batch_teaches(
     assert why in reasons.get("micro_batch_size", "")
 
 
+@pytest.mark.parametrize("given", ["[net], [optimizer]", "net, net, optimizer, optimizer"])
+def test_models_are_shown_one_by_one(script: Any, given: str) -> None:
+    made = "net = nn.Linear(4, 1); optimizer = torch.optim.SGD(net.parameters(), lr=run['learning_rate'])"
+    with pytest.raises(LoopError, match="give one model, then its optimisers"):
+        events(script(loop(BACK, f"run.prepare({given})", net=made)), PLAN)
+
+
 FILLS = "raise torch.OutOfMemoryError('full')"
 
 
