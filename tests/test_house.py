@@ -208,10 +208,10 @@ MOST_LINES = {
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_450,
     "tuning/workers/*.py": 5_090,
-    "trainables/*.py": 11_680,
+    "trainables/*.py": 11_880,
     "tests/benchmarks/*.py": 480,
     "tests/golden/*.py": 760,
-    "tests/trainables/*.py": 8_000,
+    "tests/trainables/*.py": 8_070,
     "tests/tuning/*.py": 15_490,
 }
 

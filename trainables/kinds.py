@@ -4,8 +4,10 @@ A batch is trained on twice, with the knob changed and unchanged: same samples, 
 gradient, or a buffer such as the running mean of batch norm, differs by more than rounding, the knob changes learning.
 Dropout is off: its draws depend on the micro-batch, although their distribution does not. The learning rate is nearly
 0, so that further batches meet the same weights. If other random numbers are drawn, as by mixup, the workload is first
-compared with itself under another seed: a smaller difference by the knob cannot be told from noise. For the micro-batch
-size, each module is also run on half of its batch, to find one that then gives other values.
+compared with itself under another seed: a smaller difference by the knob cannot be told from noise, unless the means
+over several seeds tell it. Nor is it one if a change of the weights like rounding changes as much. For the micro-batch
+size, each module is also run on half of its batch, to find one that then gives other values; if `collate_fn` draws
+random numbers, the halves are cut from the batch that it made.
 """
 
 from __future__ import annotations
@@ -60,27 +62,27 @@ NOT_A_MEAN = (
     "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
     "tokens or by class; the model may read padding; or a sampler makes other batches by micro_batch_size"
 )
-HALF = (
-    "cutting a batch in two halves its gradient: give run.backward a mean loss, not a sum, and do not divide it by "
-    "run.accumulation"
-)
+TIMES = "cutting a batch in two makes its gradient {:.3g} times as large: {}"
+HALF = "give run.backward a mean loss, not a sum, and do not divide it by run.accumulation"
 DOUBLE = (
-    "cutting a batch in two doubles its gradient: the gradients of its parts are added, and not divided by their "
-    "number; of transformers' Trainer this is so if the model takes num_items_in_batch and its loss does not: "
-    "model.accepts_loss_kwargs = False"
+    "the gradients of its parts are added, and not divided by their number; transformers' Trainer does so if a model "
+    "takes num_items_in_batch and its loss does not: model.accepts_loss_kwargs = False"
 )
 COUNTS = (
     "the same samples and random numbers give another gradient in another part of a batch: your loss counts "
     "micro-batches, or keeps something from one to the next; run.batch counts batches"
 )
+SAME_TIMES = 1.2
+"""Two is the factor of a sum; of gradients that are clipped it is less."""
 BY_CLASS = "{}(weight=...) divides by the class weights of each micro-batch, so that two halves give another gradient"
 COUNT_BATCHES, COUNT_S = 8, 1.5
 """Batches over which the optimiser steps of a custom loop are counted, fewer if they take longer than so many seconds.
 
 A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
 """
-DRAWS, LEAST_DRAWS, KEPT = 16, 8, 4096
-"""Draws of random numbers over which gradients are averaged, the fewest, and the numbers kept of each gradient."""
+DRAWS, LEAST_DRAWS, DRAWS_S, KEPT = 16, 8, 0.7, 4096
+"""Draws of random numbers over which gradients are averaged, the fewest, the seconds that they may take in each of four
+runs, and the numbers that are kept of each gradient."""
 DRAWN_TIMES, TOLD_FRAC = 4.0, 0.1
 """Two means differ if they do by more than so many standard errors; these are to be below that share of the mean."""
 RATE_ROUNDING_FRAC = 1e-6
@@ -199,12 +201,12 @@ def differing(
         if by <= NOISE_TIMES * shaken:
             continue
         if noise <= GRADIENT_ROUNDING_FRAC and not (is_micro and (is_drawn or whole.draws)):
-            of_buffers = f"{whose} updates its buffers differently" if whose else "its gradients differ"
-            reasons[name] = NOT_A_MEAN if is_micro else of_buffers
-            continue
-        said = _settled(resident, halves, whole) if is_micro and isinstance(resident, OwnResident) else None
-        if said is None and by > NOISE_TIMES * noise and not (is_micro and is_drawn):
-            said = "a step differs by more than its random numbers explain"
+            said: str | None = f"{whose} updates its buffers differently" if whose else "its gradients differ"
+            said = NOT_A_MEAN if is_micro else said
+        else:
+            said = _settled(resident, halves, whole) if is_micro and isinstance(resident, OwnResident) else None
+            if said is None and by > NOISE_TIMES * noise and not (is_micro and is_drawn):
+                said = "a step differs by more than its random numbers explain"
         if said:
             reasons[name] = said
         elif said is None and untold is not None:
@@ -306,7 +308,7 @@ def _settled(resident: OwnResident, halves: Config, whole: _Learned) -> str | No
     batch, and over several draws the mean of a whole batch must be that of its halves.
     """
     size, parts = halves.knobs.batch_size, _cut(whole)[:2]
-    batches = min(DRAWS, int(COUNT_S / max(whole.seconds, 1e-3)), resident.pass_samples // size)
+    batches = min(DRAWS, resident.pass_samples // size)
     if not parts or batches < 2:
         return None
     base = halves.with_knobs(micro_batch_size=size)
@@ -317,9 +319,10 @@ def _settled(resident: OwnResident, halves: Config, whole: _Learned) -> str | No
     if _difference(_Learned(learned(base, parts[0])), _Learned(learned(halves, parts[0])))[0] > GRADIENT_ROUNDING_FRAC:
         return COUNTS
     pair = learned(base, whole.loaded[0][0]), learned(halves, *parts)
+    batches = min(map(len, pair))
     if batches < LEAST_DRAWS or pair[0][0].keys() != pair[1][0].keys():
         return None
-    rows = [torch.stack([torch.cat([g[n].double().flatten() for n in pair[0][0]]) for g in one]) for one in pair]
+    rows = [torch.stack([torch.cat([g[n].double() for n in pair[0][0]]) for g in one[:batches]]) for one in pair]
     by, mean = rows[0] - rows[1], float(rows[0].mean(dim=0).norm())
     error = DRAWN_TIMES * float((by.var(dim=0).sum() / batches).sqrt())
     if float(by.mean(dim=0).norm()) > error + GRADIENT_ROUNDING_FRAC * mean:
@@ -385,19 +388,22 @@ def _run_custom_loop(
     resident: OwnResident, config: Config, noise_seed: int, learned: _Learned, given: Sequence[Any], batches: int
 ) -> None:
     """Adds what a custom loop's first batch taught, or `batches`; `noise_seed` is set after the batch was drawn."""
-    state = own_loop.prepare(resident, config, Plan(samples=(batches or FAR) * config.knobs.batch_size))
+    plan = Plan(samples=(batches or FAR) * config.knobs.batch_size, window_s=0.0)
+    state = own_loop.prepare(resident, config, plan)
     # Without it, numbers drawn after the batch, as for augmentation, would depend on the micro-batch.
     state.noise_seed = noise_seed or None
 
-    before, parts = "", config.knobs.batch_size // config.knobs.micro_batch_size
+    before, parts, until = "", config.knobs.batch_size // config.knobs.micro_batch_size, math.inf
 
     def hand(*micro: Any) -> Any:
-        nonlocal before
+        nonlocal before, until
         number = len(learned.loaded)
         learned.loaded.append(micro if number < parts else (None, 0, 0))
         if batches:
             seed_everything(number // parts)
         before = before or loader_check.seeds()
+        if number == parts:  # the first batch is watched, and slow
+            until = time.perf_counter() + DRAWS_S
         return given[number % len(given)] if given else micro[0]
 
     def heard(event: Event) -> bool:
@@ -407,8 +413,9 @@ def _run_custom_loop(
                 learned.shows_model = False
             else:
                 stack.enter_context(_recording(learned, state.model, state.optimizer, config))
-        learned.draws |= isinstance(event, Window) and before not in ("", loader_check.seeds())
-        return not learned.shows_model or (isinstance(event, Window) and not batches)
+        has_stepped = isinstance(event, Window)
+        learned.draws |= has_stepped and not batches and before not in ("", loader_check.seeds())
+        return not learned.shows_model or (has_stepped and (not batches or time.perf_counter() > until))
 
     state.hand = hand
     with _Functions(learned), contextlib.ExitStack() as stack:
@@ -496,16 +503,16 @@ def _depends_on_batch(module: nn.Module, inputs: tuple[Any, ...], count: int) ->
 
 
 def _scaled(whole: _Learned, halves: _Learned) -> str:
-    """Returns why the first gradients of a batch cut in two are half or twice those of the whole; "" if not, or 0."""
+    """Returns why the first gradients of a batch cut in two are multiples of those of the whole; "" if not."""
     if not whole.gradients or not halves.gradients or whole.gradients[0].keys() != halves.gradients[0].keys():
         return ""
-    pairs = [(a, halves.gradients[0][name]) for name, a in whole.gradients[0].items()]
-    if not any(bool(a.any()) for a, _ in pairs) or any(a.shape != b.shape for a, b in pairs):
+    pairs = [(a.double(), halves.gradients[0][name].double()) for name, a in whole.gradients[0].items()]
+    if any(a.shape != b.shape for a, b in pairs) or not (norm := sum(float(a.square().sum()) for a, _ in pairs)):
         return ""
-    for times, why in ((2.0, HALF), (0.5, DOUBLE)):
-        if not any(_is_unlike(a, times * b) for a, b in pairs):
-            return why
-    return ""
+    times = sum(float(a.mul(b).sum()) for a, b in pairs) / norm
+    if SAME_TIMES > times > 1 / SAME_TIMES or any(_is_unlike(times * a, b) for a, b in pairs):
+        return ""
+    return TIMES.format(times, HALF if times < 1 else DOUBLE)
 
 
 def _is_unlike(a: Tensor, b: Tensor) -> bool:

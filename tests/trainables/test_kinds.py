@@ -161,7 +161,7 @@ NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "a rate in a function": (Images(lambda: conv(Rated(), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "dropout in attention and recurrence": (Images(Attending), {}),
     "contrastive": (Images(conv, contrastive), {"micro_batch_size": "the loss of a batch is not the mean"}),
-    "sum": (Images(conv, summed), {"micro_batch_size": "halves its gradient"}),
+    "sum": (Images(conv, summed), {"micro_batch_size": "0.5 times as large"}),
     "weighted classes": (Images(conv, weighted), {"micro_batch_size": "cross_entropy(weight=...)"}),
     "weight norm": (Images(lambda: conv(None, weight_norm(nn.Conv2d(8, 8, 1)))), {}),
     "DoRA": (Images(Dora), {}),

@@ -144,7 +144,7 @@ RARE = "w = 1 + 99 * (batch[2] == 200); run.backward((w * net(batch[0])[:, 0]).s
         ("optimizer.zero_grad()\n        run.backward(loss_of(net, batch), optimizer)", r"leave out its zero_grad\(\)"),
         ("run.backward(loss_of(net, batch) / run.accumulation, optimizer)", "do not divide it by run.accumulation"),
         ("run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "a mean loss, not a sum"),
-        ("run.backward(run.accumulation * loss_of(net, batch), optimizer)", "doubles its gradient"),
+        ("run.backward(run.accumulation * loss_of(net, batch), optimizer)", "2 times as large"),
         ("assert run['batch_size'] > 8; run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "a mean loss"),
         ("run.backward(loss_of(net, batch), optimizer) and optimizer.zero_grad()", ""),
         (RARE, "by class"),
