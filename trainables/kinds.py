@@ -80,7 +80,7 @@ COUNT_BATCHES, COUNT_S = 8, 1.5
 
 A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
 """
-DRAWS, LEAST_DRAWS, DRAWS_S, KEPT = 16, 8, 0.7, 4096
+DRAWS, LEAST_DRAWS, DRAWS_S, KEPT = 16, 6, 0.7, 4096
 """Draws of random numbers over which gradients are averaged, the fewest, the seconds that they may take in each of four
 runs, and the numbers that are kept of each gradient."""
 DRAWN_TIMES, TOLD_FRAC = 4.0, 0.1
