@@ -208,7 +208,7 @@ MOST_LINES = {
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_450,
     "tuning/workers/*.py": 5_090,
-    "trainables/*.py": 11_680,
+    "trainables/*.py": 11_880,
     "tests/benchmarks/*.py": 480,
     "tests/golden/*.py": 720,
     "tests/trainables/*.py": 7_820,

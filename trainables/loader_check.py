@@ -204,6 +204,27 @@ def draws(dataset: Dataset[Any], picks: Sequence[int]) -> bool:
     return _read(dataset, picks, seed=1) != _read(dataset, picks, seed=2)
 
 
+def seeds() -> str:
+    """Returns a digest of the generators of torch, NumPy and Python."""
+    states = torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), repr(np.random.get_state(legacy=False))
+    return hashlib.blake2b(repr(states).encode()).hexdigest()
+
+
+def collates_anew(dataset: Any, collate: Callable[[list[Any]], Any], most: int) -> bool:
+    """Returns whether `most` samples, or all, make another batch under another seed; False if that cannot be told."""
+    size = None if isinstance(dataset, IterableDataset) else length_of(dataset)
+    copied, found = _copied(dataset), []
+    try:
+        for seed in (1, 2):
+            with _seeded(1):
+                samples = [copied[index] for index in range(min(most, size or 0))]
+            with _seeded(seed):
+                found.append(_digests([collate(samples)]))
+    except Exception:  # whatever a user's data set raises: the training reports it
+        return False
+    return found[0] != found[1]
+
+
 def _read(dataset: Dataset[Any], picks: Sequence[int], seed: int) -> list[bytes]:
     """Returns what samples are, read with this seed."""
     with _seeded(seed):

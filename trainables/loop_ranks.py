@@ -47,7 +47,7 @@ class LoopGroup(Group):
             torch.manual_seed(int(torch.randint(1 << 31, ())) + SEEDS_APART * self.rank)
         self._is_new = False
         indices = list(range(size))[self.rank :: self.count]
-        samples, is_split = _take(batch, dim, size, indices or [0])
+        samples, is_split = taken(batch, dim, size, indices or [0])
         if not is_split:
             what = f"devices_per_trial={self.count}: a batch of type {type(batch).__name__} holds no tensor or list of"
             raise LoopError(f"{what} {size} samples, so no process can take its part of it")
@@ -86,7 +86,7 @@ class LoopGroup(Group):
                 tensor.detach().copy_(copy_of_first)
 
 
-def _take(batch: Any, dim: int, size: int, indices: Sequence[int]) -> tuple[Any, bool]:
+def taken(batch: Any, dim: int, size: int, indices: Sequence[int]) -> tuple[Any, bool]:
     """Returns the samples `indices` of a batch of `size`, and whether it holds anything that was split.
 
     Raises LoopError for a tensor of several numbers that has not `size` samples: each process would use all of it.
@@ -99,7 +99,7 @@ def _take(batch: Any, dim: int, size: int, indices: Sequence[int]) -> tuple[Any,
             raise LoopError(f"a tensor of shape {tuple(batch.shape)} in a batch of {size} samples has none to each")
         return batch, False
     if isinstance(batch, Mapping):
-        parts = {name: _take(value, dim, size, indices) for name, value in batch.items()}
+        parts = {name: taken(value, dim, size, indices) for name, value in batch.items()}
         result: Any = copy.copy(batch)
         for name, (part, _) in parts.items():
             result[name] = part
@@ -108,7 +108,7 @@ def _take(batch: Any, dim: int, size: int, indices: Sequence[int]) -> tuple[Any,
         return batch, False
     if len(batch) == size and _are_samples(batch):
         return type(batch)(batch[i] for i in indices), True
-    members = [_take(value, dim, size, indices) for value in batch]
+    members = [taken(value, dim, size, indices) for value in batch]
     values, is_split = [part for part, _ in members], any(is_split for _, is_split in members)
     return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values), is_split
 

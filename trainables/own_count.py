@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -36,6 +38,13 @@ UNREPORTED_STEPS = 8
 NO_END_AFTER = 100_000
 NO_END_AFTER_S = 60.0
 """Limits for a loop that asks for batches after the end of its run and may never stop: calls and seconds."""
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and torch; loaders and their workers draw their seeds from these."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 class OwnResident:
@@ -86,13 +95,17 @@ class OwnState(RunState):
     remark: str = ""
     """A likely mistake in the loop, in words, set once the run has ended; "" for none."""
     noise_seed: int | None = None
-    """A second seed for torch, set after the first micro-batch: the order of the samples has been drawn by then."""
+    """A second seed, set after the first micro-batch: the order of the samples has been drawn by then."""
     rested_s: float = 0.0
     """Seconds between epochs that are in no window: evaluations that were not due. Due reports are not included."""
     dataset: Any = field(default=None, repr=False)
     """The data set of the user's loader; None if it is not known."""
     worker_init: Callable[[int], None] | None = field(default=None, repr=False)
     """The worker_init_fn of that loader."""
+    collate: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
+    """The collate_fn of that loader."""
+    hand: Callable[[Any, int, int], Any] | None = field(default=None, repr=False)
+    """Gets each micro-batch that run.batches has loaded, its sample dimension and size; returns what to train on."""
     micro_steps: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=1 << 16), repr=False)
     """For each micro-step: its samples, and whether an optimiser step followed."""
     prepared: list[nn.Module] = field(default_factory=list, repr=False)
@@ -249,6 +262,7 @@ class Counted:
             state.pass_samples = samples or self._told_samples or _pass_samples(loader)
             state.dataset = getattr(loader, "dataset", None)
             state.worker_init = getattr(loader, "worker_init_fn", None)
+            state.collate = getattr(loader, "collate_fn", None)
             state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
             if size == self._micro():  # or an earlier training made the loader
                 state.asked_here |= state.asked & {"micro_batch_size"}
@@ -518,7 +532,7 @@ class Counted:
         state = self._state
         if state.steps == 0:
             if state.noise_seed is not None and state.micro_batches_done == 1:
-                torch.manual_seed(state.noise_seed)
+                seed_everything(state.noise_seed)
             if state.witness is None and state.model is not None and state.optimizer is not None:
                 state.witness = Witness(state.model, state.optimizer, self.device)
             if state.witness is not None:

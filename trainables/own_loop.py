@@ -10,21 +10,19 @@ import functools
 import itertools
 import math
 import os
-import random
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 
 from trainables import garbage, own_checks, precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
-from trainables.own_count import OwnResident, OwnState
+from trainables.own_count import OwnResident, OwnState, seed_everything
 from trainables.own_run import Run
 from trainables.plan import Plan, evenly
 from trainables.reports import READY, Ended, Event, Hear, Report, reporting, unheard
@@ -190,13 +188,6 @@ def _remark_equal_rates(state: OwnState, first: tuple[tuple[float, float], ...])
         f"{type(state.optimizers[0]).__name__} was {made} in both: unless that is meant, hand it "
         'run["learning_rate"] (for Trainer: leave `optimizers=` out, or use run["learning_rate"] in it)'
     )
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy and torch; loaders and their workers draw their seeds from these."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 _ALONE: list[Run] = []

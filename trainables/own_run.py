@@ -118,6 +118,9 @@ class Run(Counted):
                 "run.prepare was called after the end of the run: train(run) is one training; a fold, or a second "
                 "stage with a model of its own, is another call of train(run), by an option of the file"
             )
+        if not isinstance(model, nn.Module) or not all(hasattr(other, "step") for other in others):
+            kinds = ", ".join(type(one).__name__ for one in (model, *others))
+            raise LoopError(f"run.prepare({kinds}): give one model, then its optimisers; call it again for each model")
         state, knobs = self._state, self._ask(*_PREPARE)
         optimizers = [other for other in others if not isinstance(other, LRScheduler)]
         self._schedules += [other for other in others if isinstance(other, LRScheduler)]
@@ -184,6 +187,8 @@ class Run(Counted):
                 self._watch.lap("data_wait")
                 dim = batches.samples_dim(whole, self._asked_size(source)) if dim is None else dim
                 size = counts.of(whole, state.samples - before, dim)
+                if state.hand is not None:
+                    whole = state.hand(whole, dim, size)
                 host = whole
                 if not self._is_alone:
                     host, self._share = state.ranks.part_of(whole, dim, size)

@@ -114,6 +114,19 @@ class Flattened(nn.Module):
         return rows.reshape(count, height, width, channels).permute(0, 3, 1, 2)
 
 
+class Kinked(nn.Module):
+    """A rectifier whose inputs are rounding alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = functional.conv2d(x.double(), self.conv.weight.double(), self.conv.bias.double(), padding=1)
+        out: Tensor = self.conv(x)
+        return out * (out > exact)
+
+
 class Noisy(nn.Module):
     """Noise of its own on what it gets."""
 
@@ -148,7 +161,7 @@ NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "a rate in a function": (Images(lambda: conv(Rated(), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "dropout in attention and recurrence": (Images(Attending), {}),
     "contrastive": (Images(conv, contrastive), {"micro_batch_size": "the loss of a batch is not the mean"}),
-    "sum": (Images(conv, summed), {"micro_batch_size": "halves its gradient"}),
+    "sum": (Images(conv, summed), {"micro_batch_size": "0.5 times as large"}),
     "weighted classes": (Images(conv, weighted), {"micro_batch_size": "cross_entropy(weight=...)"}),
     "weight norm": (Images(lambda: conv(None, weight_norm(nn.Conv2d(8, 8, 1)))), {}),
     "DoRA": (Images(Dora), {}),
@@ -185,6 +198,10 @@ def test_what_changes_learning_is_found_and_the_model_unharmed(name: str) -> Non
     if isinstance(model, Attending):
         assert model.attention.dropout == model.memory.dropout == 0.5
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_rounding_that_a_rectifier_decides_by_is_no_effect() -> None:
+    assert found(Images(lambda: conv(Kinked())), {"channels_last": True}) == {}
 
 
 def test_samples_drawn_anew_at_each_reading_are_found() -> None:

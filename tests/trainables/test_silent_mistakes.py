@@ -123,6 +123,8 @@ RARE = "w = 1 + 99 * (batch[2] == 200); run.backward((w * net(batch[0])[:, 0]).s
         ("optimizer.zero_grad()\n        run.backward(loss_of(net, batch), optimizer)", r"leave out its zero_grad\(\)"),
         ("run.backward(loss_of(net, batch) / run.accumulation, optimizer)", "do not divide it by run.accumulation"),
         ("run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "a mean loss, not a sum"),
+        ("run.backward(run.accumulation * loss_of(net, batch), optimizer)", "2 times as large"),
+        ("assert run['batch_size'] > 8; run.backward(len(batch[0]) * loss_of(net, batch), optimizer)", "a mean loss"),
         ("run.backward(loss_of(net, batch), optimizer) and optimizer.zero_grad()", ""),
         (RARE, "by class"),
         ("run.backward((1 + (run.progress > 0.5)) * loss_of(net, batch), optimizer)", ""),
@@ -138,6 +140,61 @@ def test_gradients_that_are_not_those_of_the_batch_are_named(
     found = kinds.differing(state.resident, state.config, {"micro_batch_size": 4})
     assert found.keys() == ({"micro_batch_size"} if why else set())
     assert re.search(why, found.get("micro_batch_size", ""))
+
+
+VIEWS = """
+import random
+
+def views(samples):
+    x = torch.stack([x for x, _ in samples])
+    return x + 0.1 * torch.randn_like(x), x + 0.1 * torch.randn_like(x), torch.stack([y for _, y in samples])
+
+def joined(samples):
+    return torch.cat(views(samples)[:2])
+"""
+NOISE = "net(torch.randn_like(batch[0])).square().mean()"
+NOISY = f"run.backward((1 + COUNT % 2) * (loss_of(net, batch) + {NOISE} + 2 * {NOISE}), optimizer)"
+OF_VIEWS = "run.backward((net(batch[0]) - net(batch[1])).square().mean() + loss_of(net, batch[::2]), optimizer)"
+CONTRASTS = "labels = torch.arange(len(batch[0])); logits = -(net(batch[0]) - net(batch[1]).T).abs()"
+
+
+@pytest.mark.parametrize(
+    ("collate", "lines", "why", "is_known"),
+    [
+        ("views", OF_VIEWS, "", True),
+        (
+            "views",
+            f"{CONTRASTS}; run.backward(nn.functional.cross_entropy(logits, labels), optimizer)",
+            "not the",
+            True,
+        ),
+        ("joined", "run.backward((net(batch) - 1).square().mean(), optimizer)", "", False),
+        ("None", f"n = locals().get('n', -1) + 1; {NOISY.replace('COUNT', 'n')}", "counts micro-batches", True),
+        ("None", NOISY.replace("COUNT", "run.batch"), "", False),
+        ("None", BACK.replace("loss_of", "random.random() * loss_of"), "", True),
+    ],
+    ids=["two views", "views compared", "views in one", "a counter beside noise", "of batches", "one number a batch"],
+)
+def test_draws_are_told_from_what_a_batch_teaches(
+    script: Any, collate: str, lines: str, why: str, is_known: bool
+) -> None:
+    data = f"DataLoader(DATA, collate_fn={collate}, **run.loader())"
+    state = prepared(script(loop(lines, head=VIEWS, data=data)), PLAN, micro_batch_size=16)
+    own_loop.train(state)
+    untold: list[str] = []
+    reasons = kinds.differing(state.resident, state.config, {"micro_batch_size": 4}, untold)
+    assert (reasons.keys(), untold) == (
+        {"micro_batch_size"} if why else set(),
+        [] if is_known else ["micro_batch_size"],
+    )
+    assert why in reasons.get("micro_batch_size", "")
+
+
+@pytest.mark.parametrize("given", ["[net], [optimizer]", "net, net, optimizer, optimizer"])
+def test_models_are_shown_one_by_one(script: Any, given: str) -> None:
+    made = "net = nn.Linear(4, 1); optimizer = torch.optim.SGD(net.parameters(), lr=run['learning_rate'])"
+    with pytest.raises(LoopError, match="give one model, then its optimisers"):
+        events(script(loop(BACK, f"run.prepare({given})", net=made)), PLAN)
 
 
 FILLS = "raise torch.OutOfMemoryError('full')"

@@ -153,6 +153,7 @@ class Worker:
         except WorkerLost as lost:
             what = f"workload={ref} could not be imported: {lost}"
             remedy = 'what is run, downloads or loads belongs into a function, or behind `if __name__ == "__main__":`'
+            remedy = f"a larger search.max_time, or {remedy}" if lost.fault is LATE else remedy
             raise ConfigError(what, remedy=remedy) from lost
         if isinstance(answer, Refused):
             self.end()

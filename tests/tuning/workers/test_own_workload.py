@@ -54,5 +54,7 @@ def test_import_that_hangs_ends_with_the_study_and_says_where(tmp_path: Path, mo
     with Worker(WorkerConfig(str(path))) as worker:
         worker.listen()
         worker.deadline = time.monotonic()
-        with pytest.raises(ConfigError, match=r'search\.max_time was over: no answer .* in File ".*mine\.py", line 2'):
+        says = r'search\.max_time was over: no answer .* in File ".*mine\.py", line 2'
+        with pytest.raises(ConfigError, match=says) as raised:
             worker.declared()
+        assert "a larger search.max_time" in raised.value.remedy
