@@ -211,8 +211,8 @@ MOST_LINES = {
     "trainables/*.py": 11_880,
     "tests/benchmarks/*.py": 480,
     "tests/golden/*.py": 720,
-    "tests/trainables/*.py": 7_820,
-    "tests/tuning/*.py": 15_360,
+    "tests/trainables/*.py": 7_900,
+    "tests/tuning/*.py": 15_390,
 }
 
 

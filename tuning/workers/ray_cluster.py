@@ -27,11 +27,12 @@ from tuning.workers import leftovers
 
 _TOKEN = secrets.token_hex(32)
 """Shared by every cluster of this process: Ray reads a token once a process, and would refuse another cluster's."""
-GCS_LOST = "Ray ended the search: its process gcs_server is gone"
+NEEDED = ("gcs_server", "raylet")
+"""Processes of Ray without which a search would wait: for the first Ray waits a minute, for the second for good."""
 _LOOK_S = 0.1
-"""How often it is looked whether gcs_server has been started: 4 ms with 100 processes."""
+"""How often it is looked whether such a process has been started: 4 ms with 100 processes."""
 LEAVES_S = 8.0
-"""How long a study may take to leave once gcs_server is gone."""
+"""How long a study may take to leave once one is gone."""
 
 
 class RayCluster:
@@ -75,14 +76,13 @@ class RayCluster:
                     object_store_memory=256 * 2**20,
                 )
         except Exception as error:  # of a raylet that is gone Ray raises just that
-            self._watch.end()
+            said = self._watch.end() or str(error).strip().partition("\n")[0]
             self._reap()
-            first = str(error).strip().partition("\n")[0]
             raise PreflightError(
-                f"Ray did not start: {first}",
+                f"Ray did not start: {said}",
                 remedy="free 1 GB of memory, or begin in a process that had no other Ray; -v shows all of it",
             ) from error
-        except BaseException as error:  # a Ctrl-C, or gcs_server was lost
+        except BaseException as error:  # a Ctrl-C, or a process of Ray was lost
             self.__exit__(type(error), error, error.__traceback__)
             raise
         keep_terminated(terminated)
@@ -92,11 +92,11 @@ class RayCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = self._watch is not None and self._watch.end()
+        lost = self._watch.end() if self._watch is not None else ""
         ray.shutdown()
         self._reap()
         if lost and kind is KeyboardInterrupt:
-            raise StoppedEarly(GCS_LOST, remedy="go on with resume=") from error
+            raise StoppedEarly(f"Ray ended the search: {lost}", remedy="go on with resume=") from error
 
     def _reap(self) -> None:
         """Ends what is left of Ray's processes, and removes its folder."""
@@ -105,49 +105,48 @@ class RayCluster:
 
 
 class _Watch:
-    """Interrupts this process once Ray's gcs_server is gone: Ray itself waits for it for a minute, then ends all.
+    """Interrupts this process once one of those that Ray needs is gone; `token` marks the processes of this Ray.
 
-    It begins before Ray does, whose start would wait as long. `token` marks the processes of this Ray.
+    It begins before Ray does, whose start would wait as long.
     """
 
     def __init__(self, token: str) -> None:
         self._token, self._main = token, threading.current_thread()
-        self._lost = False
+        self._lost = ""
         self._wakes, self._ends = os.pipe()
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
-    def end(self) -> bool:
-        """Stops watching; returns whether gcs_server was lost."""
+    def end(self) -> str:
+        """Stops watching; returns in words which process was lost, "" for none."""
         os.close(self._ends)
         self._thread.join()
         os.close(self._wakes)
         return self._lost
 
-    def _started(self) -> int | None:
-        """Returns the process id of gcs_server once it has been started, None if watching ends before."""
-        while not select.select([self._wakes], [], [], _LOOK_S)[0]:
-            for child in psutil.Process().children():
-                with contextlib.suppress(psutil.Error):
-                    if child.name().startswith("gcs_server") and child.status() != psutil.STATUS_ZOMBIE:
-                        return int(child.pid)
-        return None
-
     def _wait(self) -> None:
-        if (pid := self._started()) is None:
-            return
+        names, ended = dict[int, str](), list[int]()  # by the descriptor of the process
         with contextlib.suppress(OSError):  # a kernel without such descriptors
-            process = os.pidfd_open(pid)
-            ended, *_ = select.select([process, self._wakes], [], [])
-            os.close(process)
-            self._lost = self._wakes not in ended
+            while not ended:
+                timeout_s = _LOOK_S if len(names) < len(NEEDED) else None
+                ended, *_ = select.select([*names, self._wakes], [], [], timeout_s)
+                for child in psutil.Process().children() if timeout_s else []:
+                    with contextlib.suppress(psutil.Error):
+                        name = child.name()
+                        if name in NEEDED and name not in names.values() and child.status() != psutil.STATUS_ZOMBIE:
+                            names[os.pidfd_open(child.pid)] = name
+        if ended and self._wakes not in ended:
+            self._lost = f"its process {names[ended[0]]} is gone"
+        for descriptor in names:
+            os.close(descriptor)
         if self._lost:
             leftovers.end(self._token)  # without them Ray's waits end at once
             if self._main is threading.main_thread():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             if not select.select([self._wakes], [], [], LEAVES_S)[0]:  # some waits of Ray let no signal through
                 shown = "\x1b[?25h" * os.isatty(2)  # the cursor
-                os.write(2, f"{shown}\nerror: {GCS_LOST}\n  try: python -m tuning.run resume=last\n".encode())
+                said = f"error: Ray ended the search: {self._lost}\n  try: python -m tuning.run resume=last"
+                os.write(2, f"{shown}\n{said}\n".encode())
                 os._exit(StoppedEarly.exit_code)
 
 

@@ -89,14 +89,14 @@ def test_search_whose_ray_is_killed_goes_on_until_interrupted(tmp_path: Path) ->
     for typed, code in (([*STUDY, "concurrency=2"], 4), (["resume=killed"], 130)):
         process, children = trial_begins(tmp_path, *typed)
         if code == 4:
-            (server,) = (child for child in children if child.name() == "gcs_server")
-            server.kill()
+            (raylet,) = (child for child in children if child.name() == "raylet")
+            raylet.kill()
         else:
             process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == code
         said = (tmp_path / "err").read_text()[heard:]
         heard += len(said)
         assert re.search(r"python -m tuning\.run resume=(killed|last)", said)
-        assert ("error: Ray ended the search: its process gcs_server is gone" in said) == (code == 4)
+        assert ("error: Ray ended the search: its process raylet is gone" in said) == (code == 4)
         left = psutil.wait_procs(children, timeout=10)[1]
         assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
