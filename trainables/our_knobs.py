@@ -89,5 +89,7 @@ OURS: Mapping[str, KnobTable] = {
 """The table of each of our workloads, by its name."""
 BUILT_IN = tuple(OURS)
 
+FINE_TUNED: Mapping[str, Knob] = {name: ROWS[name] for name in ("adapter", "adapter_rank", "base_dtype")}
+"""The knobs of a model that is known by its configuration alone (`workloads.of_transformers`)."""
 EVERY = KnobTable(ROWS)
 """A table with the knobs of all our workloads."""

@@ -50,6 +50,22 @@ def alone_bytes(trace: Trace) -> int:
     return max(highest(trace.events[:step])[1] + state_bytes, highest(trace.events[:end])[1])
 
 
+def alone(trace: Trace) -> Trace:
+    """Returns the trace of a later batch of one micro-step: its passes and its step, with the optimiser's state.
+
+    It is all up to the end of the first optimiser step, and the state that this step makes is there before.
+    """
+    step = next((at for at, name in trace.marks if name == "optimizer"), len(trace.events))
+    end = next((at for at, _ in trace.marks if at > step), len(trace.events))
+    events = trace.events[:end]
+    births = [own for own, size in events if size >= 0]
+    state = {own for own in births if trace.categories.get(own) == "optimizer"}
+    named = sorted(zip(births, trace.ops, strict=False), key=lambda birth: birth[0] not in state)
+    marks = tuple((at + sum(own in state for own, _ in events[at:]), name) for at, name in trace.marks if at < end)
+    moved = tuple(sorted(events, key=lambda event: event[0] not in state))
+    return Trace(trace.micro_batch, moved, trace.categories, marks, tuple(op for _, op in named))
+
+
 def highest(events: Sequence[Event]) -> tuple[int, int]:
     """Returns the index of the first event at which the most bytes are live, and these; (-1, 0) without any."""
     sizes: dict[int, int] = {}

@@ -50,6 +50,8 @@ def _unknown(answer: Mapping[str, Any]) -> Iterator[str]:
     """Yields why nothing is predicted, and what tells it instead."""
     reasons = [note.removeprefix("Untraceable: ") for note in answer["notes"]]
     yield f"This step cannot be predicted: {'; '.join(reasons) or 'it was not traced'}."
+    if answer["ref"].startswith("trainables."):  # a model without a workload
+        return
     card = f" card={_card(answer)}" if answer["card"]["usable_bytes"] is not None else ""
     yield (
         f"To measure it instead, in probes and without training: python -m tuning.run workload={answer['ref']}{card} "
