@@ -87,7 +87,7 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     ask = predicts or functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=default_cache())
     said = ""
     if model is not None:
-        ask = functools.partial(_alone, about, ask)
+        ask = functools.partial(_alone, ask, {})
         said, about = solved(model, ask)
     answer = {**({"answer": said} if said else {}), **answered(about, ask)}
     answer["seconds"] = time.monotonic() - began
@@ -111,11 +111,15 @@ def _asked(settings: Sequence[str]) -> Question:
     return question(config, nvml.gpus())
 
 
-def _alone(about: Question, predicts: Predict, requests: Sequence[Request]) -> list[Prediction]:
-    """Returns predictions of batches of one micro-step; raises ConfigError for what the model refuses."""
-    found = predicts(requests)
-    _refuse_what_the_workload_refuses(about, found)
-    return [one.alone() for one in found]
+def _alone(predicts: Predict, known: dict[str, Prediction], requests: Sequence[Request]) -> list[Prediction]:
+    """Returns predictions of batches of one micro-step, from `known` or added to it; raises ConfigError for what the
+    model refuses.
+    """
+    missing = [one for one in requests if repr(one) not in known]
+    found = predicts(missing) if missing else []
+    _refuse_what_the_workload_refuses({}, found)
+    known |= {repr(one): prediction.alone() for one, prediction in zip(missing, found, strict=True)}
+    return [known[repr(one)] for one in requests]
 
 
 def _with_own(config: StudyConfig, declared: Declared) -> StudyConfig:
@@ -134,7 +138,7 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     refuses its options.
     """
     predictions = _side_by_side([_request(about, {**about.knobs, **row}) for row in about.couplings], predicts)
-    _refuse_what_the_workload_refuses(about, predictions)
+    _refuse_what_the_workload_refuses(about.workload.options, predictions)
     rows = list(zip(about.couplings, predictions, strict=True))
     told = rows if "activation_checkpointing" in about.typed else _without_idle_checkpointing(rows)
     fits = [fit(row, found, about.micro_batches, about.card.cap_bytes, about.kernels) for row, found in told]
@@ -232,12 +236,12 @@ def _side_by_side(requests: Sequence[Request], predicts: Predict) -> list[Predic
     return [found[n % count][n // count] for n in range(len(requests))]
 
 
-def _refuse_what_the_workload_refuses(about: Question, predictions: Sequence[Prediction]) -> None:
+def _refuse_what_the_workload_refuses(options: Mapping[str, Any], predictions: Sequence[Prediction]) -> None:
     """Raises ConfigError where the workload says that its options or its data are wrong; that is no prediction."""
     for one in predictions:
         for note in one.notes if one.confidence == "none" else ():
             if note.startswith(("WorkloadError: ", "DataError: ")):
-                raise option_fault(note.partition(": ")[2], about.workload.options)
+                raise option_fault(note.partition(": ")[2], options)
 
 
 def _flat(one: Cell | None) -> dict[str, Any] | None:

@@ -3,52 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from trainables.knobs import KnobTable, Scalar
+from trainables.knobs import KnobTable
 from trainables.our_knobs import FINE_TUNED
 from tuning.config import command_line
 from tuning.config.cards import Card, restrict
 from tuning.config.choices import available
-from tuning.config.errors import ConfigError
+from tuning.config.errors import ConfigError, TuningError
 from tuning.config.load import load
 from tuning.config.schema import WorkloadSection
-from tuning.config.space import Choice, Space, values_of
+from tuning.config.space import Range, Space, values_of
 from tuning.memory.fitting import Fit, fit
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request
+from tuning.report.estimate_lines import gib
 from tuning.report.estimate_request import CAPABILITY, Question, card_of
-from tuning.report.format import percent
 from tuning.workers.nvml import Gpu
 
-SOURCES: Mapping[str, tuple[str, KnobTable, tuple[str, ...]]] = {
-    "timm": ("trainables.workloads.of_timm", KnobTable(), ()),
-    "hf": ("trainables.workloads.of_transformers", KnobTable(FINE_TUNED), ("max_length", "targets")),
+REF = "trainables.workloads.described"
+SOURCES: Mapping[str, tuple[KnobTable, tuple[str, ...]]] = {
+    "timm": (KnobTable(), ()),
+    "hf": (KnobTable(FINE_TUNED), ("max_length", "targets")),
 }
-"""By what is before the colon: the workload that makes the model, its knobs, and its options."""
-SHORT = {"dtype": "amp_dtype", "checkpointing": "activation_checkpointing"}
-"""Settings that are shorter than their knobs."""
-SHOWN = {"micro_batch_size": "batch_size"}
-"""A batch is one micro-step here."""
+"""By what is before the colon: the knobs of such a model, and its options."""
+SHORT = {"dtype": "amp_dtype", "checkpointing": "activation_checkpointing", "batch_size": "micro_batch_size"}
+"""Settings that are shorter than their knobs; a batch is one micro-step here."""
 ROWS = ("amp_dtype", "activation_checkpointing", "adapter", "base_dtype")
-UNKNOWN = ("batch_size", "max_length", "card")
+UNKNOWN = ("batch_size", "card")
 LENGTHS = 64
-"""A row's largest length is found to a multiple of this, and to a fiftieth."""
-MOST_LENGTH = 1 << 20
+"""The longest row is found to a multiple of this, and to a fiftieth."""
+FIRST_LENGTH, MOST_LENGTH = 512, 1 << 18
+CLOSE = 0.9
+"""The kernels of another card need at least so much of what those of one need."""
 SPREAD = (0.25, 0.5, 1, 2)
 """The sizes in the table, as multiples of the batch."""
-_GIB_BYTES = 2**30
 
 Predicts = Callable[[Sequence[Request]], Sequence[Prediction]]
 
 
 @dataclass(frozen=True)
 class ModelQuestion:
-    """What is asked of a model: `unknown` is one of `UNKNOWN`, or "" if all is given."""
+    """What is asked of a model: `unknown` is one of `UNKNOWN` or max_length, "" if all is given."""
 
     about: Question
     unknown: str
@@ -66,57 +68,51 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
     Without a card that is what is looked for, without a batch size the largest, else one sample is meant.
     """
     source, _, name = settings[0].partition(":")
-    ref, table, options = SOURCES[source]
+    table, options = SOURCES[source]
     if not name:
-        example = "timm:resnet50" if source == "timm" else "hf:FOLDER, with a config.json"
-        raise ConfigError(f"{settings[0]} names no model", allowed=example, remedy=example)
+        raise ConfigError(f"{settings[0]} names no model", remedy="timm:resnet50, or hf:FOLDER with its config.json")
     typed = command_line.parse(settings[1:])
     given = {key.removeprefix("knobs."): text for key, text in {**typed.groups, **typed.values}.items()}
-    if "batch_size" in given:
-        given["micro_batch_size"] = given.pop("batch_size")
-    asked = [SHOWN.get(key, key) for key, text in given.items() if text == "?"]
+    asked = ["batch_size" if key == "micro_batch_size" else key for key, text in given.items() if text == "?"]
     card_items = [f"{key}={text}" for key, text in given.items() if key.partition(".")[0] == "card" and text != "?"]
-    usual = "card" if not card_items else "" if "micro_batch_size" in given else "batch_size"
-    unknown = asked[0] if asked else usual
-    may_be = [name for name in UNKNOWN if name in ("batch_size", "card", *options)]
+    usual = "card" if not card_items else "" if given.keys() & {"batch_size", "micro_batch_size"} else "batch_size"
+    unknown, may_be = (
+        asked[0] if asked else usual,
+        [name for name in UNKNOWN if name != "max_length" or name in options],
+    )
     if len(asked) > 1 or unknown not in ("", *may_be):
         what = f"{' '.join(f'{name}=?' for name in asked)}: one setting can be looked for"
         raise ConfigError(what, allowed=", ".join(f"'{name}=?'" for name in may_be), remedy=f"'{may_be[0]}=?'")
-    knobs: dict[str, Any] = {"micro_batch_size": 1, **({"adapter": "none"} if "adapter" in table else {})}
-    own: dict[str, Any] = {"model": name if source == "timm" else str(Path(name).expanduser().resolve())}
+    knobs: dict[str, Any] = {"micro_batch_size": 1}
+    if source == "hf":
+        knobs |= {"adapter": "none"} | ({} if "optimizer" in given else {"fused_optimizer": True})  # as its Trainer
+    path = name if source == "timm" else str(Path(name).expanduser().resolve())
+    own: dict[str, Any] = {"source": source, "model": path}
     for key, text in given.items():
         if text == "?" or key.partition(".")[0] == "card":
             continue
-        knob = SHORT.get(key, key)
         if key in options:
             own[key] = command_line.value_of(f"workload.{key}", text, table)
-        elif knob in table:
+        elif (knob := SHORT.get(key, key)) in table:
             knobs[knob] = command_line.value_of(f"knobs.{knob}", text, table)
         else:
-            raise command_line.unknown_key(key, text, [*SHORT, "batch_size", *options, *table, "card"], table)
+            raise command_line.unknown_key(key, text, [*SHORT, *options, *table, "card"], table)
+    if not isinstance(own.get("max_length", 1), int) or own.get("max_length", 1) < 1:
+        raise ConfigError(f"max_length={own['max_length']}", allowed="a number of tokens", remedy="max_length=512")
     card = card_of(load(card_items).card, gpus) if unknown != "card" else _cards()[0]
     if card.cap_bytes is None or card.device == "cpu":
         remedy = "card=rtx3090, or its memory: card=auto card.memory_gib=32, or 'card=?'"
-        raise ConfigError(f"card={card.name} is no GPU with a memory", allowed="a GPU", remedy=remedy)
-    return _question(WorkloadSection(ref=ref, name=_slug(name), options=own), knobs, card, table, unknown)
-
-
-def _question(
-    workload: WorkloadSection, knobs: Mapping[str, Any], card: Card, table: KnobTable, unknown: str
-) -> ModelQuestion:
+        raise ConfigError(f"card={card.name} is no GPU here", allowed="a GPU", remedy=remedy)
     space = Space.parse(knobs, table)
     if unknown != "card":
         restrict(space, card, set(knobs))
-    values = {n: values_of(given) if isinstance(given := space.given(n), Choice) else (given,) for n in table}
-    axes = [n for n in ROWS if n in table and (n != "base_dtype" or n in knobs)]
-    rows: list[dict[str, Scalar]] = [{}]
-    for axis in axes:
-        rows = [{**row, axis: cast(Scalar, value)} for row in rows for value in values[axis]]
-    batch = int(cast(Any, values["micro_batch_size"][0]))
+    values = {n: values_of(space.given(n)) for n in table if not isinstance(space.given(n), Range)}
+    axes = {n: values[n] for n in ROWS if n in values and (n != "base_dtype" or n in knobs)}
+    batch = int(values["micro_batch_size"][0])
     about = Question(
-        workload=workload,
-        knobs={n: cast(Scalar, v[0]) for n, v in values.items() if n not in axes and n != "micro_batch_size"},
-        couplings=tuple(rows),
+        workload=WorkloadSection(ref=REF, name=_slug(name), options=own),
+        knobs={n: v[0] for n, v in values.items() if n not in axes and n != "micro_batch_size"},
+        couplings=tuple(dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())),
         micro_batches=tuple(sorted({max(1, int(batch * factor)) for factor in SPREAD})),
         card=dataclasses.replace(card, capability=card.capability or CAPABILITY),
         kernels="cuda",
@@ -129,87 +125,86 @@ def _question(
 
 
 def solved(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
-    """Returns the answer in one line, and the question whose table shows it; it is about the first row."""
-    about, name = asked.about, asked.about.workload.name
+    """Returns the answer in one line, and the question whose table shows it; it is about the first row.
+
+    Raises TuningError if the step cannot be predicted.
+    """
+    about, name, card = asked.about, asked.about.workload.name, asked.about.card
     if asked.unknown == "card":
         return _smallest_card(asked, predicts)
     if asked.unknown == "max_length":
         return _longest(asked, predicts)
     found = _fit(about, asked.batch, predicts)
-    if not found.cells:
-        return f"{name}: this step cannot be predicted", about
-    if asked.unknown == "batch_size":
-        if not found.largest or found.largest_cell is None:
-            return f"{name}: not one sample fits {_card(about.card)}; it needs {_needs(found, about.card)}", about
+    if asked.unknown == "batch_size" and found.largest:
         sizes = tuple(sorted({max(1, int(found.largest * factor)) for factor in SPREAD if factor != 1}))
-        said = f"{name}: batch_size={found.largest} is the largest that fits {_card(about.card)}"
+        said = f"{name}: batch_size={found.largest} is the largest that fits {_card(card)}"
         return said, dataclasses.replace(about, micro_batches=sizes)
-    fits = found.cells[0].verdict
-    word = {"fits": "fits", "tight": "may fit"}.get(fits, "does not fit")
-    least = "" if fits == "fits" or not found.largest else f"; the largest batch that does is {found.largest}"
-    said = f"{name}: batch_size={asked.batch} {word} {_card(about.card)}: it needs {_needs(found, about.card)}{least}"
-    return said, about
+    word = {"fits": "fits", "tight": "may fit"}.get(found.cells[0].verdict, "does not fit")
+    least = f"; the largest batch that does is {found.largest}" if word == "does not fit" and found.largest else ""
+    said = f"{name}: batch_size={asked.batch} {word} {_card(card)}: it needs {gib(found.cells[0].needed_bytes)} GiB"
+    return said + least, about
 
 
 def _smallest_card(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
     """Finds the smallest card that holds the batch: each is judged by its own kernels, and none without need."""
-    about, name, last = asked.about, asked.about.workload.name, 0
+    about, name, least = asked.about, asked.about.workload.name, 0
+    knobs = {**about.knobs, **about.couplings[0]}
     for card in _cards():
-        one = dataclasses.replace(about, card=card)
-        knobs = {**about.knobs, **about.couplings[0]}
         try:
             restrict(Space.parse(knobs, about.table), card, set(knobs))
-        except ConfigError:  # it has no bf16
+        except ConfigError:  # such as bf16
             continue
-        if last * 0.9 > (card.cap_bytes or 0):  # another card's kernels need nearly as much
+        about = dataclasses.replace(about, card=card)
+        if least * CLOSE > cast(int, card.cap_bytes):
             continue
-        found = _fit(one, asked.batch, predicts)
-        if found.cells and found.cells[0].verdict == "fits":
+        cell = _fit(about, asked.batch, predicts).cells[0]
+        least = cell.needed_bytes
+        if cell.verdict == "fits":
             said = f"{name}: card={card.name} is the smallest listed that holds batch_size={asked.batch}"
-            return f"{said}: {_needs(found, card)}", one
-        last = found.cells[0].needed_bytes if found.cells else 0
-        about = one
-    return f"{name}: no card that is listed holds batch_size={asked.batch}; it needs {_gib(last)} GiB", about
+            return f"{said}: {gib(least)} of {gib(cast(int, card.cap_bytes))} GiB", about
+    return f"{name}: no card that is listed holds batch_size={asked.batch}; it needs {gib(least)} GiB", about
 
 
 def _longest(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
     """Finds the longest rows that fit, between one length that fits and one that does not: on the line between their
-    needs, which is never too long, since needs rise faster than lengths or as fast.
+    needs, which is never too long, since needs rise as fast as lengths or faster.
     """
-    name, cap = asked.about.workload.name, cast(int, asked.about.card.cap_bytes)
+    about, name, cap = asked.about, asked.about.workload.name, cast(int, asked.about.card.cap_bytes)
     needs: dict[int, int] = {}
 
-    def needed(length: int) -> int | None:
-        found = _fit(_with_length(asked.about, length), asked.batch, predicts)
-        if found.cells:
-            needs[length] = found.cells[0].needed_bytes
-        return None if not found.cells else 0 if found.cells[0].verdict == "fits" else 1
+    def fits(length: int) -> bool:
+        cell = _fit(_with_length(about, length), asked.batch, predicts).cells[0]
+        needs[length] = cell.needed_bytes
+        return cell.verdict == "fits"
 
-    low, high, at = 0, 0, 8 * LENGTHS
-    while high == 0 and at <= MOST_LENGTH:
-        over = needed(at)
-        if over is None:
+    most = _positions(Path(str(about.workload.options["model"])))
+    low, high = 0, min(FIRST_LENGTH, most)
+    while fits(high):
+        low, high = high, min(high * 4, most)
+        if low == most:
             break
-        low, high, at = (at, 0, at * 4) if not over else (low, at, at)
-    while low and high and high - low > max(LENGTHS, low // 50):
+    if fits(LENGTHS) and not low:
+        low = LENGTHS
+    while low and high - low > max(LENGTHS, low // 50):
         share = (cap - needs[low]) / max(1, needs[high] - needs[low])
-        at = low + max(1, min((high - low) // LENGTHS - 1, int(share * (high - low)) // LENGTHS)) * LENGTHS
-        if at <= low or at >= high:
-            break
-        low, high = (low, at) if needed(at) else (at, high)
+        steps = min(max(1, int(share * (high - low)) // LENGTHS), (high - low) // LENGTHS - 1)
+        low, high = (at, high) if fits(at := low + max(1, steps) * LENGTHS) else (low, at)
     if not low:
-        tried = f"{high} tokens do not fit" if high else "it cannot be predicted"
-        return f"{name}: {tried} {_card(asked.about.card)}", asked.about if not high else _with_length(asked.about, high)
-    end = "" if high else ", and no longer row was tried"
-    said = f"{name}: max_length={low} is the longest that fits {_card(asked.about.card)} at batch_size={asked.batch}"
-    return f"{said}: {_gib(needs[low])} GiB{end}", _with_length(asked.about, low)
+        said = f"not one row of {LENGTHS} tokens fits {_card(about.card)}: it needs {gib(needs[LENGTHS])} GiB"
+        return f"{name}: {said}", _with_length(about, LENGTHS)
+    said = f"max_length={low} is the longest that fits {_card(about.card)} at batch_size={asked.batch}"
+    return f"{name}: {said}: it needs {gib(needs[low])} GiB", _with_length(about, low)
 
 
 def _fit(about: Question, batch: int, predicts: Predicts) -> Fit:
-    row = about.couplings[0]
-    knobs, card = {**about.knobs, **row}, about.card
-    request = Request(about.workload.ref, about.workload.options, knobs, about.kernels, card.capability or CAPABILITY)
-    return fit(row, predicts([request])[0], [batch], card.cap_bytes, about.kernels)
+    row, card = about.couplings[0], about.card
+    options = about.workload.options
+    request = Request(about.workload.ref, options, {**about.knobs, **row}, about.kernels, card.capability or CAPABILITY)
+    found = fit(row, predicts([request])[0], [batch], card.cap_bytes, about.kernels)
+    if not found.cells:
+        why = "; ".join(found.notes) or "it was not traced"
+        raise TuningError(f"{about.workload.name}: this step cannot be predicted: {why}", remedy="--timeout 600")
+    return found
 
 
 def _with_length(about: Question, length: int) -> Question:
@@ -224,20 +219,20 @@ def _cards() -> list[Card]:
     return sorted(gpus, key=lambda card: (card.cap_bytes or 0, card.capability or CAPABILITY))
 
 
+def _positions(model: Path) -> int:
+    """Returns the longest row that a model takes, as far as its config.json says that."""
+    try:
+        raw = json.loads((model / "config.json" if model.is_dir() else model).read_text(encoding="utf-8"))
+        return min(int(raw.get("max_position_embeddings") or MOST_LENGTH), MOST_LENGTH)
+    except (OSError, ValueError, AttributeError):  # whoever builds the model says what is wrong with it
+        return MOST_LENGTH
+
+
 def _slug(name: str) -> str:
-    path = Path(name)
-    name = path.resolve().parent.name if path.name == "config.json" else path.name or path.resolve().name
+    path = Path(name).resolve()
+    name = path.parent.name if path.name == "config.json" else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:64] or "model"
 
 
-def _needs(found: Fit, card: Card) -> str:
-    cell = found.cells[0]
-    return f"{_gib(cell.needed_bytes)} of {_gib(card.cap_bytes or 0)} GiB ({percent(cell.share_frac or 0.0)})"
-
-
 def _card(card: Card) -> str:
-    return f"{card.name} ({_gib(card.cap_bytes or 0)} GiB for tensors)"
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB_BYTES:.2f}"
+    return f"{card.name} ({gib(card.cap_bytes or 0)} GiB for tensors)"
