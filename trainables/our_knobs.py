@@ -90,6 +90,7 @@ OURS: Mapping[str, KnobTable] = {
 BUILT_IN = tuple(OURS)
 
 FINE_TUNED: Mapping[str, Knob] = {name: ROWS[name] for name in ("adapter", "adapter_rank", "base_dtype")}
-"""The knobs of a model that is known by its configuration alone (`workloads.of_transformers`)."""
+HF_OPTIONS = ("max_length", "targets", "attention")
+"""The knobs of a model that is known by its configuration alone (`workloads.described`), and its options."""
 EVERY = KnobTable(ROWS)
 """A table with the knobs of all our workloads."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainables.frozen_linear import LAYERS, freeze_linears
 from trainables.knob_columns import Knob
 from trainables.offline import without_hub_kernels
-from trainables.our_knobs import FINE_TUNED
+from trainables.our_knobs import FINE_TUNED, HF_OPTIONS
 from trainables.workload import Config, Split, WorkloadError
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16} | dict.fromkeys(("bf16", *LAYERS), torch.bfloat16)
@@ -33,7 +33,7 @@ class Described:
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min"}
     default_space: ClassVar[Mapping[str, Any]] = {"batch_size": [1]}
     knobs: ClassVar[Mapping[str, Knob]] = FINE_TUNED
-    options: ClassVar[Mapping[str, Any]] = {"source": "hf", "model": None, "max_length": None, "targets": "all-linear"}
+    options: ClassVar[Mapping[str, Any]] = {"source": "hf", "model": None} | dict.fromkeys(HF_OPTIONS)
 
     def model(self, config: Config) -> nn.Module:
         """Returns the model; with adapters its weights are frozen, in `base_dtype`, and the adapters are fp32."""
@@ -42,7 +42,9 @@ class Described:
             return cast(nn.Module, _timm(name).create_model(name, pretrained=False))
         about, auto, _ = _described(name)
         base = "fp32" if knobs.adapter == "none" else knobs.base_dtype
-        model: Any = auto.from_config(about, dtype=DTYPES[base], attn_implementation="sdpa")
+        model: Any = auto.from_config(
+            about, dtype=DTYPES[base], attn_implementation=config.options.get("attention") or "sdpa"
+        )
         model.config.use_cache = False  # a cache of keys serves generation only
         if knobs.adapter == "none":
             return cast(nn.Module, model)
@@ -50,7 +52,7 @@ class Described:
             freeze_linears(model.base_model, base)  # the output layer keeps its type, as in bitsandbytes
         with without_hub_kernels():
             import peft
-        targets = config.options.get("targets", "all-linear")
+        targets = config.options.get("targets") or "all-linear"
         targets = targets if targets == "all-linear" else targets.split("+")
         settings = peft.LoraConfig(r=knobs.adapter_rank, use_dora=knobs.adapter == "dora", target_modules=targets)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trainables.knobs import KnobTable
-from trainables.our_knobs import FINE_TUNED
+from trainables.our_knobs import FINE_TUNED, HF_OPTIONS
 from tuning.config import command_line
 from tuning.config.cards import Card, restrict
 from tuning.config.choices import available
@@ -30,9 +31,9 @@ from tuning.workers.nvml import Gpu
 REF = "trainables.workloads.described"
 SOURCES: Mapping[str, tuple[KnobTable, tuple[str, ...]]] = {
     "timm": (KnobTable(), ()),
-    "hf": (KnobTable(FINE_TUNED), ("max_length", "targets")),
+    "hf": (KnobTable(FINE_TUNED), HF_OPTIONS),
 }
-"""By what is before the colon: the knobs of such a model, and its options."""
+"""By what is before the colon: the knobs of such a model, and its options; the first can be looked for."""
 SHORT = {"dtype": "amp_dtype", "checkpointing": "activation_checkpointing", "batch_size": "micro_batch_size"}
 """Settings that are shorter than their knobs; a batch is one micro-step here."""
 ROWS = ("amp_dtype", "activation_checkpointing", "adapter", "base_dtype")
@@ -76,10 +77,7 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
     asked = ["batch_size" if key == "micro_batch_size" else key for key, text in given.items() if text == "?"]
     card_items = [f"{key}={text}" for key, text in given.items() if key.partition(".")[0] == "card" and text != "?"]
     usual = "card" if not card_items else "" if given.keys() & {"batch_size", "micro_batch_size"} else "batch_size"
-    unknown, may_be = (
-        asked[0] if asked else usual,
-        [name for name in UNKNOWN if name != "max_length" or name in options],
-    )
+    unknown, may_be = asked[0] if asked else usual, [*UNKNOWN, *options[:1]]
     if len(asked) > 1 or unknown not in ("", *may_be):
         what = f"{' '.join(f'{name}=?' for name in asked)}: one setting can be looked for"
         raise ConfigError(what, allowed=", ".join(f"'{name}=?'" for name in may_be), remedy=f"'{may_be[0]}=?'")
@@ -99,6 +97,8 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
             raise command_line.unknown_key(key, text, [*SHORT, *options, *table, "card"], table)
     if not isinstance(own.get("max_length", 1), int) or own.get("max_length", 1) < 1:
         raise ConfigError(f"max_length={own['max_length']}", allowed="a number of tokens", remedy="max_length=512")
+    if own.get("attention", "sdpa") not in ("sdpa", "eager"):
+        raise ConfigError(f"attention={own['attention']}", allowed="sdpa, eager", remedy="attention=eager")
     card = card_of(load(card_items).card, gpus) if unknown != "card" else _cards()[0]
     if card.cap_bytes is None or card.device == "cpu":
         remedy = "card=rtx3090, or its memory: card=auto card.memory_gib=32, or 'card=?'"
@@ -137,7 +137,7 @@ def solved(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
     found = _fit(about, asked.batch, predicts)
     if asked.unknown == "batch_size" and found.largest:
         sizes = tuple(sorted({max(1, int(found.largest * factor)) for factor in SPREAD if factor != 1}))
-        said = f"{name}: batch_size={found.largest} is the largest that fits {_card(card)}"
+        said = f"{name}: batch_size={found.largest} is the largest that is expected to fit {_card(card)}"
         return said, dataclasses.replace(about, micro_batches=sizes)
     word = {"fits": "fits", "tight": "may fit"}.get(found.cells[0].verdict, "does not fit")
     least = f"; the largest batch that does is {found.largest}" if word == "does not fit" and found.largest else ""
@@ -175,7 +175,7 @@ def _longest(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
     def fits(length: int) -> bool:
         cell = _fit(_with_length(about, length), asked.batch, predicts).cells[0]
         needs[length] = cell.needed_bytes
-        return cell.verdict == "fits"
+        return cell.verdict != "no"
 
     most = _positions(Path(str(about.workload.options["model"])))
     low, high = 0, min(FIRST_LENGTH, most)
@@ -183,7 +183,7 @@ def _longest(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
         low, high = high, min(high * 4, most)
         if low == most:
             break
-    if fits(LENGTHS) and not low:
+    if not low and fits(LENGTHS):
         low = LENGTHS
     while low and high - low > max(LENGTHS, low // 50):
         share = (cap - needs[low]) / max(1, needs[high] - needs[low])
@@ -192,7 +192,7 @@ def _longest(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
     if not low:
         said = f"not one row of {LENGTHS} tokens fits {_card(about.card)}: it needs {gib(needs[LENGTHS])} GiB"
         return f"{name}: {said}", _with_length(about, LENGTHS)
-    said = f"max_length={low} is the longest that fits {_card(about.card)} at batch_size={asked.batch}"
+    said = f"max_length={low} is the longest that is expected to fit {_card(about.card)} at batch_size={asked.batch}"
     return f"{name}: {said}: it needs {gib(needs[low])} GiB", _with_length(about, low)
 
 
@@ -212,7 +212,8 @@ def _with_length(about: Question, length: int) -> Question:
     return dataclasses.replace(about, workload=about.workload.model_copy(update={"options": options}))
 
 
-def _cards() -> list[Card]:
+@functools.cache
+def _cards() -> Sequence[Card]:
     """Returns the cards that are listed, those of least memory first."""
     found = [load([f"card={name}"]).card for name in available("card")]
     gpus = [card for card in found if card.device == "cuda" and card.memory_bytes]
