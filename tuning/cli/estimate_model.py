@@ -116,7 +116,7 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
         micro_batches=tuple(sorted({max(1, int(batch * factor)) for factor in SPREAD})),
         card=dataclasses.replace(card, capability=card.capability or CAPABILITY),
         kernels="cuda",
-        read=(),
+        read=tuple(table.own),
         searched={},
         table=table,
         typed=tuple(axes),
