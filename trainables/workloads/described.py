@@ -22,8 +22,8 @@ from trainables.offline import without_hub_kernels
 from trainables.our_knobs import FINE_TUNED, HF_OPTIONS
 from trainables.workload import Config, Split, WorkloadError
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16} | dict.fromkeys(("bf16", *LAYERS), torch.bfloat16)
-SAMPLES, USUAL_LENGTH = 64, 512
+FROZEN_DTYPES = {"fp32": torch.float32, "fp16": torch.float16} | dict.fromkeys(("bf16", *LAYERS), torch.bfloat16)
+ALIKE, USUAL_LENGTH = 64, 512
 """More samples than are ever traced at once; the tokens of a row, unless the model takes fewer."""
 
 
@@ -43,7 +43,7 @@ class Described:
         about, auto, _ = _described(name)
         base = "fp32" if knobs.adapter == "none" else knobs.base_dtype
         model: Any = auto.from_config(
-            about, dtype=DTYPES[base], attn_implementation=config.options.get("attention") or "sdpa"
+            about, dtype=FROZEN_DTYPES[base], attn_implementation=config.options.get("attention") or "sdpa"
         )
         model.config.use_cache = False  # a cache of keys serves generation only
         if knobs.adapter == "none":
@@ -67,17 +67,17 @@ class Described:
             timm = _timm(name)
             known = timm.get_pretrained_cfg(name)
             size = timm.data.resolve_data_config({}, pretrained_cfg=known.to_dict() if known else {})["input_size"]
-            return [{"x": torch.zeros(size), "labels": label}] * SAMPLES
+            return [{"x": torch.zeros(size), "labels": label}] * ALIKE
         about, _, kind = _described(name)
         if kind == "image":
             sides = (about.image_size,) * 2 if isinstance(about.image_size, int) else tuple(about.image_size)
-            return [{"pixel_values": torch.zeros(about.num_channels, *sides), "labels": label}] * SAMPLES
+            return [{"pixel_values": torch.zeros(about.num_channels, *sides), "labels": label}] * ALIKE
         most = getattr(about.get_text_config(), "max_position_embeddings", None)
         length = length or min(USUAL_LENGTH, most or USUAL_LENGTH)
         if most and length > most:
             raise WorkloadError(f"max_length={length}; allowed: 1 to {most}, the positions that the model knows")
         tokens = torch.zeros(length, dtype=torch.long)
-        return [{"input_ids": tokens, "labels": tokens if kind == "causal" else label}] * SAMPLES
+        return [{"input_ids": tokens, "labels": tokens if kind == "causal" else label}] * ALIKE
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Returns the loss: the library's own, or the mean cross-entropy of the first output."""

@@ -28,22 +28,22 @@ from tuning.report.estimate_lines import gib
 from tuning.report.estimate_request import CAPABILITY, Question, card_of
 from tuning.workers.nvml import Gpu
 
-REF = "trainables.workloads.described"
-SOURCES: Mapping[str, tuple[KnobTable, tuple[str, ...]]] = {
+DESCRIBED = "trainables.workloads.described"
+MODEL_SOURCES: Mapping[str, tuple[KnobTable, tuple[str, ...]]] = {
     "timm": (KnobTable(), ()),
     "hf": (KnobTable(FINE_TUNED), HF_OPTIONS),
 }
 """By what is before the colon: the knobs of such a model, and its options; the first can be looked for."""
-SHORT = {"dtype": "amp_dtype", "checkpointing": "activation_checkpointing", "batch_size": "micro_batch_size"}
+SHORT_NAMES = {"dtype": "amp_dtype", "checkpointing": "activation_checkpointing", "batch_size": "micro_batch_size"}
 """Settings that are shorter than their knobs; a batch is one micro-step here."""
-ROWS = ("amp_dtype", "activation_checkpointing", "adapter", "base_dtype")
-UNKNOWN = ("batch_size", "card")
-LENGTHS = 64
+MODEL_ROWS = ("amp_dtype", "activation_checkpointing", "adapter", "base_dtype")
+LOOKED_FOR = ("batch_size", "card")
+LENGTH_STEP = 64
 """The longest row is found to a multiple of this, and to a fiftieth."""
 FIRST_LENGTH, MOST_LENGTH = 512, 1 << 18
-CLOSE = 0.9
+LEAST_OF_ANOTHER = 0.9
 """The kernels of another card need at least so much of what those of one need."""
-SPREAD = (0.25, 0.5, 1, 2)
+SIZES_SHOWN = (0.25, 0.5, 1, 2)
 """The sizes in the table, as multiples of the batch."""
 
 Predicts = Callable[[Sequence[Request]], Sequence[Prediction]]
@@ -51,7 +51,7 @@ Predicts = Callable[[Sequence[Request]], Sequence[Prediction]]
 
 @dataclass(frozen=True)
 class ModelQuestion:
-    """What is asked of a model: `unknown` is one of `UNKNOWN` or max_length, "" if all is given."""
+    """What is asked of a model: `unknown` is one of `LOOKED_FOR` or max_length, "" if all is given."""
 
     about: Question
     unknown: str
@@ -60,7 +60,7 @@ class ModelQuestion:
 
 def is_model(settings: Sequence[str]) -> bool:
     """Returns whether the first setting names a model in place of a workload."""
-    return bool(settings) and settings[0].partition(":")[0] in SOURCES
+    return bool(settings) and settings[0].partition(":")[0] in MODEL_SOURCES
 
 
 def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestion:
@@ -69,7 +69,7 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
     Without a card that is what is looked for, without a batch size the largest, else one sample is meant.
     """
     source, _, name = settings[0].partition(":")
-    table, options = SOURCES[source]
+    table, options = MODEL_SOURCES[source]
     if not name:
         raise ConfigError(f"{settings[0]} names no model", remedy="timm:resnet50, or hf:FOLDER with its config.json")
     typed = command_line.parse(settings[1:])
@@ -77,7 +77,7 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
     asked = ["batch_size" if key == "micro_batch_size" else key for key, text in given.items() if text == "?"]
     card_items = [f"{key}={text}" for key, text in given.items() if key.partition(".")[0] == "card" and text != "?"]
     usual = "card" if not card_items else "" if given.keys() & {"batch_size", "micro_batch_size"} else "batch_size"
-    unknown, may_be = asked[0] if asked else usual, [*UNKNOWN, *options[:1]]
+    unknown, may_be = asked[0] if asked else usual, [*LOOKED_FOR, *options[:1]]
     if len(asked) > 1 or unknown not in ("", *may_be):
         what = f"{' '.join(f'{name}=?' for name in asked)}: one setting can be looked for"
         raise ConfigError(what, allowed=", ".join(f"'{name}=?'" for name in may_be), remedy=f"'{may_be[0]}=?'")
@@ -91,10 +91,10 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
             continue
         if key in options:
             own[key] = command_line.value_of(f"workload.{key}", text, table)
-        elif (knob := SHORT.get(key, key)) in table:
+        elif (knob := SHORT_NAMES.get(key, key)) in table:
             knobs[knob] = command_line.value_of(f"knobs.{knob}", text, table)
         else:
-            raise command_line.unknown_key(key, text, [*SHORT, *options, *table, "card"], table)
+            raise command_line.unknown_key(key, text, [*SHORT_NAMES, *options, *table, "card"], table)
     if not isinstance(own.get("max_length", 1), int) or own.get("max_length", 1) < 1:
         raise ConfigError(f"max_length={own['max_length']}", allowed="a number of tokens", remedy="max_length=512")
     if own.get("attention", "sdpa") not in ("sdpa", "eager"):
@@ -107,13 +107,13 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
     if unknown != "card":
         restrict(space, card, set(knobs))
     values = {n: values_of(space.given(n)) for n in table if not isinstance(space.given(n), Range)}
-    axes = {n: values[n] for n in ROWS if n in values and (n != "base_dtype" or n in knobs)}
+    axes = {n: values[n] for n in MODEL_ROWS if n in values and (n != "base_dtype" or n in knobs)}
     batch = int(values["micro_batch_size"][0])
     about = Question(
-        workload=WorkloadSection(ref=REF, name=_slug(name), options=own),
+        workload=WorkloadSection(ref=DESCRIBED, name=_slug(name), options=own),
         knobs={n: v[0] for n, v in values.items() if n not in axes and n != "micro_batch_size"},
         couplings=tuple(dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())),
-        micro_batches=tuple(sorted({max(1, int(batch * factor)) for factor in SPREAD})),
+        micro_batches=tuple(sorted({max(1, int(batch * factor)) for factor in SIZES_SHOWN})),
         card=dataclasses.replace(card, capability=card.capability or CAPABILITY),
         kernels="cuda",
         read=tuple(table.own),
@@ -136,7 +136,7 @@ def solved(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
         return _longest(asked, predicts)
     found = _fit(about, asked.batch, predicts)
     if asked.unknown == "batch_size" and found.largest:
-        sizes = tuple(sorted({max(1, int(found.largest * factor)) for factor in SPREAD if factor != 1}))
+        sizes = tuple(sorted({max(1, int(found.largest * factor)) for factor in SIZES_SHOWN if factor != 1}))
         said = f"{name}: batch_size={found.largest} is the largest that is expected to fit {_card(card)}"
         return said, dataclasses.replace(about, micro_batches=sizes)
     word = {"fits": "fits", "tight": "may fit"}.get(found.cells[0].verdict, "does not fit")
@@ -155,7 +155,7 @@ def _smallest_card(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Quest
         except ConfigError:  # such as bf16
             continue
         about = dataclasses.replace(about, card=card)
-        if least * CLOSE > cast(int, card.cap_bytes):
+        if least * LEAST_OF_ANOTHER > cast(int, card.cap_bytes):
             continue
         cell = _fit(about, asked.batch, predicts).cells[0]
         least = cell.needed_bytes
@@ -183,15 +183,15 @@ def _longest(asked: ModelQuestion, predicts: Predicts) -> tuple[str, Question]:
         low, high = high, min(high * 4, most)
         if low == most:
             break
-    if not low and fits(LENGTHS):
-        low = LENGTHS
-    while low and high - low > max(LENGTHS, low // 50):
+    if not low and fits(LENGTH_STEP):
+        low = LENGTH_STEP
+    while low and high - low > max(LENGTH_STEP, low // 50):
         share = (cap - needs[low]) / max(1, needs[high] - needs[low])
-        steps = min(max(1, int(share * (high - low)) // LENGTHS), (high - low) // LENGTHS - 1)
-        low, high = (at, high) if fits(at := low + max(1, steps) * LENGTHS) else (low, at)
+        steps = min(max(1, int(share * (high - low)) // LENGTH_STEP), (high - low) // LENGTH_STEP - 1)
+        low, high = (at, high) if fits(at := low + max(1, steps) * LENGTH_STEP) else (low, at)
     if not low:
-        said = f"not one row of {LENGTHS} tokens fits {_card(about.card)}: it needs {gib(needs[LENGTHS])} GiB"
-        return f"{name}: {said}", _with_length(about, LENGTHS)
+        said = f"not one row of {LENGTH_STEP} tokens fits {_card(about.card)}: it needs {gib(needs[LENGTH_STEP])} GiB"
+        return f"{name}: {said}", _with_length(about, LENGTH_STEP)
     said = f"max_length={low} is the longest that is expected to fit {_card(about.card)} at batch_size={asked.batch}"
     return f"{name}: {said}: it needs {gib(needs[low])} GiB", _with_length(about, low)
 
