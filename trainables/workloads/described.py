@@ -93,9 +93,9 @@ class Described:
     @staticmethod
     def blocks(model: nn.Module) -> Sequence[nn.Module]:
         """Returns the layers that activation checkpointing wraps: the longest list, or timm's `blocks`."""
-        lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+        lists: list[Any] = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
         lists += [m for m in (getattr(model, "blocks", None),) if isinstance(m, nn.Sequential)]
-        return [*max(lists, key=len, default=nn.ModuleList())]
+        return [*max(lists, key=len, default=())]
 
 
 def _timm(name: str) -> Any:
