@@ -31,7 +31,7 @@ from benchmarks.document import provenance, publish
 from trainables.knobs import LOOP
 from tuning.memory.allocator import MIB_BYTES, replay
 from tuning.memory.convolutions import ConvolutionKernel, workspaces_of
-from tuning.memory.guard import MemoryGuard
+from tuning.memory.guard import MOST_P_OOM, MemoryGuard
 from tuning.memory.need import MARGINS, Margin
 from tuning.memory.prediction import Prediction
 from tuning.memory.profile import MemoryProfile, Point
@@ -46,6 +46,9 @@ NEAR_MIB, FULL_MIB = 39_000, 40_000
 FEW = 4
 """A model with no more convolutions has them to cut its images into patches."""
 LEVELS = (0.80, 0.95)
+THRESHOLDS = (MOST_P_OOM, 0.2, 0.1, 0.05, 0.03, 0.01)
+"""A run is said to fit up to so large a P(OOM): the first is a search's, the others tell what a stricter one costs."""
+DRAWN = 200
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A row with what was predicted, context included, the family of its model and the source of the profile."""
+    """A row with what was predicted, context included, the family of its model and the source of the profile.
+
+    `p_oom` is by the card's GB. `need_mib`: the least that this batch or a larger one of the model reported, infinite
+    if none lived. A need never falls with the batch; what is above it was taken because the card had room, as by
+    cuDNN's timing, which does with less where there is less.
+    """
 
     row: Row
     predicted_mib: float
     family: str
-    fits: Mapping[int, bool]
+    p_oom: Mapping[int, float]
     margin: Margin
+    need_mib: float
 
     @property
     def error_frac(self) -> float:
@@ -80,18 +89,22 @@ def main() -> int:
     made.add_argument("--table", type=Path, required=True, help="the measured runs, a .csv")
     made.add_argument("--traces", type=Path, required=True, help="a .jsonl that keeps the traces; may not exist yet")
     made.add_argument("--part", choices=("fitted", "judged"), default="judged", help="which half of the models")
-    made.add_argument("--models", type=int, default=200, help="so many are drawn of it")
+    made.add_argument("--models", type=int, default=DRAWN, help="so many are drawn of it")
     made.add_argument("--seed", type=int, default=0, help="of the draw")
+    made.add_argument("--not-seed", type=int, help=f"leave out the {DRAWN} models of this draw")
     made.add_argument("--context-mib", type=float, default=CONTEXT_BYTES / MIB_BYTES)
     made.add_argument("--worst", type=int, default=0, help="show so many of the largest errors")
     made.add_argument("--out", type=Path, help="a .jsonl to add the figures to")
     asked = made.parse_args()
     rows = read(asked.table)
-    names = drawn({row.model for row in rows}, asked.part, asked.models, asked.seed)
+    models = {row.model for row in rows}
+    seen = () if asked.not_seed is None else drawn(models, asked.part, DRAWN, asked.not_seed)
+    names = drawn(models - set(seen), asked.part, asked.models, asked.seed)
     _trace_missing(names, asked.traces)
     found = list(predicted(rows, names, asked.traces, asked.context_mib))
     figures = {"untraced": sorted(set(names) - {one.row.model for one in found}), **summary(found)}
-    head = {key: str(value) for key, value in vars(asked).items() if key in ("part", "models", "seed", "context_mib")}
+    told = ("part", "models", "seed", "not_seed", "context_mib")
+    head = {key: str(value) for key, value in vars(asked).items() if key in told}
     for one in sorted((p for p in found if p.row.measured_mib), key=lambda p: -abs(p.error_frac))[: asked.worst]:
         print(f"{one.row.model} {one.row.batch_size} {one.family}: {one.error_frac:+.1%}", file=sys.stderr)
     publish({**provenance("gpu_truth"), "asked": head, **figures}, asked.out, append=True)
@@ -188,12 +201,14 @@ def predicted(rows: Iterable[Row], names: Sequence[str], traces: Path, context_m
             continue
         profile = MemoryProfile(4 * line["parameters"], tuple(Point(m, b, b) for m, b in sizes.items()), source)
         for row in wanted[line["model"]]:
-            fits, expected = {}, 0
+            p_oom, expected = dict[int, float](), 0
             for gib, card_mib in CARDS_MIB.items():
                 guard = MemoryGuard(round((card_mib - context_mib) * MIB_BYTES), {(): profile}, LOOP)
-                fits[gib] = guard.judge((), row.batch_size).fits
+                p_oom[gib] = guard.p_oom((), row.batch_size) or 0.0
                 expected = guard.predicted_bytes((), row.batch_size) or 0
-            yield Predicted(row, expected / MIB_BYTES + context_mib, family, fits, MARGINS[source])
+            of_model = wanted[line["model"]]
+            need_mib = min(o.measured_mib or math.inf for o in of_model if o.batch_size >= row.batch_size)
+            yield Predicted(row, expected / MIB_BYTES + context_mib, family, p_oom, MARGINS[source], need_mib)
 
 
 def family_of(trace: Trace) -> str:
@@ -284,16 +299,9 @@ def summary(found: Sequence[Predicted]) -> dict[str, Any]:
     }
     largest = sorted(fitted, key=lambda o: -(o.row.measured_mib or 0))[: len(fitted) // 10]
     held = {level: _held(fitted, level) for level in LEVELS}
-    false_fits = false_refusals = over = under = 0
-    confusion = {}
-    for gib, card_mib in CARDS_MIB.items():
-        table = {"fits": [0, 0], "does not": [0, 0]}
-        for one in found:
-            truth = one.row.measured_mib is not None and one.row.measured_mib <= card_mib
-            table["fits" if truth else "does not"][not one.fits[gib]] += 1
-        confusion[gib] = table
-        false_fits, over = false_fits + table["does not"][0], over + sum(table["does not"])
-        false_refusals, under = false_refusals + table["fits"][1], under + sum(table["fits"])
+    judged = {threshold: _judged(found, threshold) for threshold in THRESHOLDS}
+    (false_fits, over), (false_refusals, under) = judged[MOST_P_OOM]
+    confusion = {gib: _judged(found, MOST_P_OOM, (gib,)) for gib in CARDS_MIB}
     met = {
         "median 2.5 %": errors["median"] <= 0.025,
         "90th 10 %": errors["p90"] <= 0.10,
@@ -316,10 +324,29 @@ def summary(found: Sequence[Predicted]) -> dict[str, Any]:
         "confusion": confusion,
         "false_fits": [false_fits, over],
         "false_refusals": [false_refusals, under],
+        "by_need": _judged(found, MOST_P_OOM, by_need=True),
+        "by_threshold": judged,
         "intervals": held,
         "bars": met,
         "met": all(met.values()),
     }
+
+
+def _judged(
+    found: Sequence[Predicted], threshold: float, cards: Iterable[int] = CARDS_MIB, *, by_need: bool = False
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the false `fits` and of how many that do not fit, the false refusals and of how many that fit.
+
+    A run fits a card that has what it reported or, `by_need`, what it needed.
+    """
+    fits, refused = [0, 0], [0, 0]
+    for one in found:
+        took_mib = one.need_mib if by_need else one.row.measured_mib or math.inf
+        for gib in cards:
+            of_kind, said = (refused, False) if took_mib <= CARDS_MIB[gib] else (fits, True)
+            of_kind[0] += (one.p_oom[gib] <= threshold) is said
+            of_kind[1] += 1
+    return (fits[0], fits[1]), (refused[0], refused[1])
 
 
 def _errors(errors: Iterable[float]) -> dict[str, float]:

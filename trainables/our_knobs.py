@@ -89,5 +89,8 @@ OURS: Mapping[str, KnobTable] = {
 """The table of each of our workloads, by its name."""
 BUILT_IN = tuple(OURS)
 
+FINE_TUNED: Mapping[str, Knob] = {name: ROWS[name] for name in ("adapter", "adapter_rank", "base_dtype")}
+HF_OPTIONS = ("max_length", "targets", "attention")
+"""The knobs of a model that is known by its configuration alone (`workloads.described`), and its options."""
 EVERY = KnobTable(ROWS)
 """A table with the knobs of all our workloads."""

@@ -58,3 +58,18 @@ def test_the_loader_has_three_batches_of_floats_and_one_of_bytes() -> None:
         alive[own] = max(0, size)
         most = max(most, sum(alive.values()))
     assert most == 3 * 400 + 100
+
+
+def test_a_need_is_no_more_than_a_larger_batch_reports(tmp_path: Path) -> None:
+    """The first size reports 9,000 MiB, the second 5,000: a card of 8 GB has what the first needs."""
+    rows = [gpu_truth.Row("spiked", size, mib, 1000) for size, mib in ((8, 9_000.0), (16, 5_000.0), (32, None))]
+    needs = (5_000.0, 5_000.0, float("inf"))
+    p_oom = ({8: 0.0}, {8: 0.3}, {8: 0.9})
+    margin = gpu_truth.MARGINS["traced"]
+    found = [
+        gpu_truth.Predicted(row, 4_500, "convolutional", p, margin, need)
+        for row, p, need in zip(rows, p_oom, needs, strict=True)
+    ]
+    assert gpu_truth._judged(found, 0.5, (8,)) == ((1, 2), (0, 1))
+    assert gpu_truth._judged(found, 0.5, (8,), by_need=True) == ((0, 1), (0, 2))
+    assert gpu_truth._judged(found, 0.2, (8,), by_need=True) == ((0, 1), (1, 2))

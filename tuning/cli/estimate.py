@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from trainables.knobs import Knobs, Scalar
+from tuning.cli.estimate_model import is_model, model_question, solved
 from tuning.config.complete import Declared, with_declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
@@ -38,6 +39,12 @@ activation checkpointing and adapter.
 
   python -m tuning estimate workload=nli card=rtx4060
   python -m tuning estimate workload=mine.py card=rtx3090 'knobs.micro_batch_size=[1,2,4,8]'
+
+A model without a workload, by its name in timm or by its configuration alone; 'batch_size=?', 'max_length=?' or
+'card=?' is looked for:
+
+  python -m tuning estimate timm:resnet50 card=rtx3090
+  python -m tuning estimate hf:FOLDER adapter=lora base_dtype=bf16 dtype=bf16 max_length=2048 'card=?'
 
 Where nothing can be predicted it says why and what tells it instead, and exits with 1.
 """
@@ -74,24 +81,45 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     if not 1 <= asked.timeout <= 3600:
         raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()
-    with UserFile() as file:
-        config = load(asked.settings, file.table)
-        if not config.workload.is_packaged:
-            config = _with_own(config, file.declared(config.workload.ref))
-    choose_devices(config)
-    about = question(config, nvml.gpus())
+    model = model_question(asked.settings, nvml.gpus()) if is_model(asked.settings) else None
+    about = _asked(asked.settings) if model is None else model.about
     limit_s: float = asked.timeout
-    ask = functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=default_cache())
-    answer = answered(about, predicts or ask)
+    ask = predicts or functools.partial(predict_all, table=about.table, timeout_s=limit_s, cache=default_cache())
+    said = ""
+    if model is not None:
+        ask = functools.partial(_alone, ask, {})
+        said, about = solved(model, ask)
+    answer = {**({"answer": said} if said else {}), **answered(about, ask)}
     answer["seconds"] = time.monotonic() - began
     if asked.json:
         print(json.dumps(answer))
     else:
         console = Console(highlight=False)
         with console.capture() as captured:
-            console.print(*estimate_lines.shown(answer, console.width, about.table), sep="\n")
+            console.print(*filter(None, [said]), *estimate_lines.shown(answer, console.width, about.table), sep="\n")
         print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
     return 0 if any(row["cells"] for row in answer["rows"]) else 1
+
+
+def _asked(settings: Sequence[str]) -> Question:
+    """Returns the question about a workload."""
+    with UserFile() as file:
+        config = load(settings, file.table)
+        if not config.workload.is_packaged:
+            config = _with_own(config, file.declared(config.workload.ref))
+    choose_devices(config)
+    return question(config, nvml.gpus())
+
+
+def _alone(predicts: Predict, known: dict[str, Prediction], requests: Sequence[Request]) -> list[Prediction]:
+    """Returns predictions of batches of one micro-step, from `known` or added to it; raises ConfigError for what the
+    model refuses.
+    """
+    missing = [one for one in requests if repr(one) not in known]
+    found = predicts(missing) if missing else []
+    _refuse_what_the_workload_refuses({}, found)
+    known |= {repr(one): prediction.alone() for one, prediction in zip(missing, found, strict=True)}
+    return [known[repr(one)] for one in requests]
 
 
 def _with_own(config: StudyConfig, declared: Declared) -> StudyConfig:
@@ -110,7 +138,7 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     refuses its options.
     """
     predictions = _side_by_side([_request(about, {**about.knobs, **row}) for row in about.couplings], predicts)
-    _refuse_what_the_workload_refuses(about, predictions)
+    _refuse_what_the_workload_refuses(about.workload.options, predictions)
     rows = list(zip(about.couplings, predictions, strict=True))
     told = rows if "activation_checkpointing" in about.typed else _without_idle_checkpointing(rows)
     fits = [fit(row, found, about.micro_batches, about.card.cap_bytes, about.kernels) for row, found in told]
@@ -208,12 +236,12 @@ def _side_by_side(requests: Sequence[Request], predicts: Predict) -> list[Predic
     return [found[n % count][n // count] for n in range(len(requests))]
 
 
-def _refuse_what_the_workload_refuses(about: Question, predictions: Sequence[Prediction]) -> None:
+def _refuse_what_the_workload_refuses(options: Mapping[str, Any], predictions: Sequence[Prediction]) -> None:
     """Raises ConfigError where the workload says that its options or its data are wrong; that is no prediction."""
     for one in predictions:
         for note in one.notes if one.confidence == "none" else ():
             if note.startswith(("WorkloadError: ", "DataError: ")):
-                raise option_fault(note.partition(": ")[2], about.workload.options)
+                raise option_fault(note.partition(": ")[2], options)
 
 
 def _flat(one: Cell | None) -> dict[str, Any] | None:

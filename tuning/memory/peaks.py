@@ -35,19 +35,24 @@ def peak_of(trace: Trace) -> Peak:
         breakdown={name: size for name, size in breakdown.most_common() if size},
         phase=next((name for at, name in reversed(trace.marks) if at <= index), "setup"),
         operator=trace.ops[births - 1] if 0 < births <= len(trace.ops) else "",
-        alone_bytes=min(live_bytes, alone_bytes(trace)),
+        alone_bytes=min(live_bytes, highest(alone(trace).events)[1]),
     )
 
 
-def alone_bytes(trace: Trace) -> int:
-    """Returns the most bytes live at once where a batch is one micro-step.
+def alone(trace: Trace) -> Trace:
+    """Returns the trace of a later batch of one micro-step: its passes and its step, with the optimiser's state.
 
-    The passes before the first optimiser step lack nothing of it but the optimiser's state; the step has all.
+    It is all up to the end of the first optimiser step, and the state that this step makes is there before.
     """
     step = next((at for at, name in trace.marks if name == "optimizer"), len(trace.events))
     end = next((at for at, _ in trace.marks if at > step), len(trace.events))
-    state_bytes = sum(size for own, size in trace.events if size > 0 and trace.categories.get(own) == "optimizer")
-    return max(highest(trace.events[:step])[1] + state_bytes, highest(trace.events[:end])[1])
+    events = trace.events[:end]
+    births = [own for own, size in events if size >= 0]
+    state = {own for own in births if trace.categories.get(own) == "optimizer"}
+    named = sorted(zip(births, trace.ops, strict=False), key=lambda birth: birth[0] not in state)
+    marks = tuple((at + sum(own in state for own, _ in events[at:]), name) for at, name in trace.marks if at < end)
+    moved = tuple(sorted(events, key=lambda event: event[0] not in state))
+    return Trace(trace.micro_batch, moved, trace.categories, marks, tuple(op for _, op in named))
 
 
 def highest(events: Sequence[Event]) -> tuple[int, int]:

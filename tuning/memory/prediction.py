@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
-from tuning.memory.peaks import peak_of
+from tuning.memory.peaks import alone, peak_of
 from tuning.memory.symbolic import between
 from tuning.memory.trace import Peak, Trace
 
@@ -52,6 +52,10 @@ class Prediction:
             trace = self.trace(micro_batch)
             self._peaks[micro_batch] = None if trace is None else peak_of(trace)
         return self._peaks[micro_batch]
+
+    def alone(self) -> Prediction:
+        """Returns the prediction for batches of one micro-step, which hold no gradients of others."""
+        return replace(self, traces=tuple(map(alone, self.traces)))
 
     @cached_property
     def _peaks(self) -> dict[int, Peak | None]:

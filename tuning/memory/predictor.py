@@ -30,7 +30,7 @@ from tuning import search_path
 from tuning.memory.prediction import Prediction
 
 COMPILERS = ("g++", "c++", "clang++")
-_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "timm")
 MOST_ENTRIES = 1000
 """So many files of a folder that an option names are looked at."""
 

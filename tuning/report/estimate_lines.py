@@ -71,7 +71,7 @@ def _heading(answer: Mapping[str, Any], knobs: KnobTable) -> Iterator[str]:
     if usable is None:
         limit = "no limit to its memory"
     else:
-        limit = f"{_gib(usable)} of {_gib(whole)} GiB for tensors"
+        limit = f"{gib(usable)} of {gib(whole)} GiB for tensors"
         limit += ", the rest for CUDA and other programs" if usable < whole else ""
     is_cuda = answer["kernels"] == "cuda"
     kernels = f"compute capability {'.'.join(map(str, card['capability']))}" if is_cuda else "the CPU"
@@ -106,7 +106,7 @@ def _table(answer: Mapping[str, Any], parts: int) -> Table:
             sign = ">=" if largest >= MAX_MICRO_BATCH else "<="  # no further is looked than MAX_MICRO_BATCH
             cells.append((f"{sign}{largest}", row["largest_cell"]))
         for size, cell in cells:
-            figures = [size, _gib(cell["needed_bytes"])]
+            figures = [size, gib(cell["needed_bytes"])]
             figures += [percent(cell["share_frac"]), cell["verdict"]] if limited else []
             made.add_row(*(Text(plain(v)) for v in (*label, *figures, _parts(cell, parts))))
             label = [""] * len(label)
@@ -174,7 +174,7 @@ def _ways(rows: Sequence[Mapping[str, Any]], micro_batch: int) -> Iterator[str]:
 
 def _way(knobs: Mapping[str, Any], cell: Mapping[str, Any], more: str = "") -> str:
     typed = " ".join(f"knobs.{name}={plain(value)}" for name, value in knobs.items())
-    return f"  {typed}: {_gib(cell['needed_bytes'])} GiB{more}"
+    return f"  {typed}: {gib(cell['needed_bytes'])} GiB{more}"
 
 
 def _notes(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -195,6 +195,7 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{knobs['amp_dtype']}{' with checkpointing' if knobs['activation_checkpointing'] else ''}"
 
 
-def _gib(size: int) -> str:
-    gib = size / _GIB_BYTES
-    return f"{gib:.2f}" if gib < 99.95 else f"{gib:.0f}"
+def gib(size: int) -> str:
+    """Returns bytes in GiB, as the table has them."""
+    figure = size / _GIB_BYTES
+    return f"{figure:.2f}" if figure < 99.95 else f"{figure:.0f}"

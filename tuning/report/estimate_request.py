@@ -51,7 +51,7 @@ class Question:
 
 def question(config: StudyConfig, gpus: Sequence[Gpu]) -> Question:
     """Returns what a configuration asks of a card, which may not be among `gpus`, or of this machine's CPU."""
-    card = _found(config.card, gpus)
+    card = card_of(config.card, gpus)
     kernels: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
     config = on_card(with_cuda_knobs(config) if kernels == "cuda" else config, card)
     base, searched = _representative(config.space)
@@ -75,7 +75,7 @@ def question(config: StudyConfig, gpus: Sequence[Gpu]) -> Question:
     )
 
 
-def _found(card: Card, gpus: Sequence[Gpu]) -> Card:
+def card_of(card: Card, gpus: Sequence[Gpu]) -> Card:
     """Returns the card that "auto" stands for, with what a study would leave free as its reserve.
 
     It is the card here with the least free memory, held to the requested memory. More memory, or any without a card
