@@ -208,11 +208,11 @@ MOST_LINES = {
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_450,
     "tuning/workers/*.py": 5_090,
-    "trainables/*.py": 11_880,
-    "tests/benchmarks/*.py": 480,
+    "trainables/*.py": 12_020,
+    "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 720,
-    "tests/trainables/*.py": 7_900,
-    "tests/tuning/*.py": 15_390,
+    "tests/trainables/*.py": 7_960,
+    "tests/tuning/*.py": 15_520,
 }
 
 

@@ -171,7 +171,7 @@ CONTRASTS = "labels = torch.arange(len(batch[0])); logits = -(net(batch[0]) - ne
         ("joined", "run.backward((net(batch) - 1).square().mean(), optimizer)", "", False),
         ("None", f"n = locals().get('n', -1) + 1; {NOISY.replace('COUNT', 'n')}", "counts micro-batches", True),
         ("None", NOISY.replace("COUNT", "run.batch"), "", False),
-        ("None", BACK.replace("loss_of", "random.random() * loss_of"), "", True),
+        ("None", BACKWARD.replace("loss_of", "random.random() * loss_of"), "", True),
     ],
     ids=["two views", "views compared", "views in one", "a counter beside noise", "of batches", "one number a batch"],
 )
@@ -194,7 +194,7 @@ def test_draws_are_told_from_what_a_batch_teaches(
 def test_models_are_shown_one_by_one(script: Any, given: str) -> None:
     made = "net = nn.Linear(4, 1); optimizer = torch.optim.SGD(net.parameters(), lr=run['learning_rate'])"
     with pytest.raises(LoopError, match="give one model, then its optimisers"):
-        events(script(loop(BACK, f"run.prepare({given})", net=made)), PLAN)
+        events(script(loop(BACKWARD, f"run.prepare({given})", net=made)), PLAN)
 
 
 FILLS = "raise torch.OutOfMemoryError('full')"

@@ -130,8 +130,8 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     if best.peak_allocated_bytes:
         cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""
         base = None if sentences.keeps_today(found) else sentences.today(found)
-        own = base.peak_allocated_bytes if base else None
-        beside = f", {sentences.called(base.name)} {size(own)}" if base and own else ""
+        has_own = base is not None and base.peak_allocated_bytes
+        beside = f", {sentences.called(base.name)} {size(base.peak_allocated_bytes)}" if base and has_own else ""
         yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak{beside}"
     if best.verdict:
         yield "bound by", sentences.verdict_sentence(best.verdict)
