@@ -35,8 +35,19 @@ def peak_of(trace: Trace) -> Peak:
         breakdown={name: size for name, size in breakdown.most_common() if size},
         phase=next((name for at, name in reversed(trace.marks) if at <= index), "setup"),
         operator=trace.ops[births - 1] if 0 < births <= len(trace.ops) else "",
-        alone_bytes=min(live_bytes, highest(alone(trace).events)[1]),
+        alone_bytes=min(live_bytes, alone_bytes(trace)),
     )
+
+
+def alone_bytes(trace: Trace) -> int:
+    """Returns the most bytes live at once where a batch is one micro-step.
+
+    The passes before the first optimiser step lack nothing of it but the optimiser's state; the step has all.
+    """
+    step = next((at for at, name in trace.marks if name == "optimizer"), len(trace.events))
+    end = next((at for at, _ in trace.marks if at > step), len(trace.events))
+    state_bytes = sum(size for own, size in trace.events if size > 0 and trace.categories.get(own) == "optimizer")
+    return max(highest(trace.events[:step])[1] + state_bytes, highest(trace.events[:end])[1])
 
 
 def alone(trace: Trace) -> Trace:

@@ -13,7 +13,7 @@ from trainables.our_knobs import EVERY
 from trainables.resident import Resident
 from trainables.workload import Config
 from trainables.workload_files import load
-from tuning.memory.peaks import alone, highest
+from tuning.memory.peaks import alone_bytes, highest
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.memory.tracing.step import Job, predict
@@ -58,10 +58,10 @@ def test_the_cpus_peak_is_what_a_virtual_card_counts(name: str) -> None:
         prediction = predict(Job(workload, config), (32,))
         assert prediction.confidence == "traced", prediction.notes
         (trace,) = prediction.traces
-        several, bare = loop.peaks(Resident(workload), config.with_knobs(micro_batch_size=32), 32)
+        several, alone = loop.peaks(Resident(workload), config.with_knobs(micro_batch_size=32), 32)
         # Equal but for pointer in bf16, which is 0.24 % under.
         assert highest(trace.events)[1] == pytest.approx(several, rel=0.003), knobs
-        assert highest(alone(trace).events)[1] == pytest.approx(bare, rel=0.003), knobs
+        assert alone_bytes(trace) == pytest.approx(alone, rel=0.003), knobs
 
 
 ATTENTION: list[dict[str, Scalar]] = [
