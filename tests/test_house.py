@@ -200,7 +200,7 @@ MOST_LINES = {
     "tuning/cli/*.py": 2_480,
     "tuning/config/*.py": 2_400,
     "tuning/journal/*.py": 1_320,
-    "tuning/memory/*.py": 3_360,
+    "tuning/memory/*.py": 3_370,
     "tuning/outside/*.py": 910,
     "tuning/ray/*.py": 870,
     "tuning/report/*.py": 3_140,

@@ -194,7 +194,7 @@ def test_of_loader_processes_no_model_has_to_be_shown(session: Any) -> None:
 
 
 def test_a_fault_that_the_check_of_kinds_meets_is_told_with_its_line(session: Any) -> None:
-    small = "    if run['micro_batch_size'] == run['batch_size']:\n        {}\n    net, optimizer"  # the batch of a comparison
+    small = "    if run['micro_batch_size'] == run['batch_size']:\n        {}\n    net, optimizer"  # in a comparison
     own = session(PLAIN.replace("    net, optimizer", small.format("raise ValueError('too few')")))
     own.describe(KNOBS)
     assert own.kinds(KNOBS, {"micro_batch_size": 4}).message.startswith("ValueError: too few (own_")
