@@ -28,7 +28,7 @@ ALIKE, USUAL_LENGTH = 64, 512
 
 
 class Described:
-    """What a batch is, is what the model's `forward` takes, and `labels`."""
+    """A workload of any such model; a batch is a dict of what its `forward` takes, and `labels`."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min"}
     default_space: ClassVar[Mapping[str, Any]] = {"batch_size": [1]}

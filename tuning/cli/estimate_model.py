@@ -51,7 +51,7 @@ Predicts = Callable[[Sequence[Request]], Sequence[Prediction]]
 
 @dataclass(frozen=True)
 class ModelQuestion:
-    """What is asked of a model: `unknown` is one of `LOOKED_FOR` or max_length, "" if all is given."""
+    """A question about one model: `unknown` is the setting to find (`LOOKED_FOR`, max_length), "" if all are given."""
 
     about: Question
     unknown: str

@@ -29,7 +29,7 @@ GROUPED = 2
 
 @dataclass(frozen=True)
 class ConvolutionKernel:
-    """One operation of a convolution with channels first, which is the forward pass or the gradient of input or weight.
+    """A kernel of a convolution (channels first): its forward pass, or the gradient of its input or of its weight.
 
     `image` is the shape of the input, (samples, channels, *size), `result` that of the output, `weight` as torch has
     it.

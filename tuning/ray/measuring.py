@@ -101,7 +101,7 @@ def measure(
 ) -> bytes:
     """Returns the journal of what was measured in `limit_s`: memory first, then speeds, the reference's first.
 
-    `study` are the fields of its first record. What is predicted not to fit is not probed. Raises what the user's
+    `study` are the fields of its first record. Sizes that are predicted not to fit are left out. Raises what the user's
     function raises, but for an OOM.
     """
     is_cuda, began = torch.cuda.is_available(), time.monotonic()

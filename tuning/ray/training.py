@@ -37,7 +37,7 @@ class StepMeter:
 
     `cap_bytes` is what tensors may take: a CUDA device is limited to it, on a CPU a card of that size is emulated; None
     is the device's own limit. A step has `batch_size` samples. A probe ends as soon as `is_over` says so after a step;
-    None for a trial. Of several optimisers the first counts.
+    None for a trial. If there are several optimisers, the steps of the first are counted.
     """
 
     def __init__(

@@ -129,10 +129,11 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         yield name, sentences.quality_sentence(found, own)
     if best.peak_allocated_bytes:
         cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""
-        base = None if sentences.keeps_today(found) else sentences.today(found)
-        has_own = base is not None and base.peak_allocated_bytes
-        beside = f", {sentences.called(base.name)} {size(base.peak_allocated_bytes)}" if base and has_own else ""
-        yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak{beside}"
+        said = f"{size(best.peak_allocated_bytes)}{cap} at its peak"
+        today = None if sentences.keeps_today(found) else sentences.today(found)
+        if today is not None and today.peak_allocated_bytes:
+            said += f", {sentences.called(today.name)} {size(today.peak_allocated_bytes)}"
+        yield "memory", said
     if best.verdict:
         yield "bound by", sentences.verdict_sentence(best.verdict)
     if best.card:

@@ -131,7 +131,7 @@ class _Watch:
                 timeout_s = _LOOK_S if len(names) < len(NEEDED) else None
                 ended, *_ = select.select([*names, self._wakes], [], [], timeout_s)
                 for child in psutil.Process().children() if timeout_s else []:
-                    with contextlib.suppress(psutil.Error):
+                    with contextlib.suppress(psutil.Error, ProcessLookupError):
                         name = child.name()
                         if name in NEEDED and name not in names.values() and child.status() != psutil.STATUS_ZOMBIE:
                             names[os.pidfd_open(child.pid)] = name
