@@ -80,7 +80,7 @@ def shares(spans: Mapping[str, float], telemetry: Facts | None = None) -> Shares
     busy = min(1.0, passes + stepped if told is None else _number(told))
     loader = min(waited, 1.0 - busy)
     transfer = min(moved, 1.0 - busy - loader)
-    optimizer = busy * stepped / (passes + stepped) if passes + stepped else 0.0
+    optimizer = busy * (stepped / (passes + stepped)) if passes + stepped else 0.0
     launch = 1.0 - busy - loader - transfer
     return Shares(
         busy, optimizer, waited, loader, transfer, launch, "gpu_sm_frac" in (telemetry or {}), told is not None

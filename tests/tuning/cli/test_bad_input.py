@@ -157,7 +157,7 @@ ITEMS = st.one_of(st.tuples(KEYS, VALUES).map("=".join), st.text(max_size=20))
 @given(st.lists(ITEMS, max_size=3))
 @example(["knobs.adapter=\\", "name=\ud800"])
 @example(["knobs.batch_size={low: {low: 1}, high: [4]}"])
-@settings(max_examples=200, deadline=2000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_any_command_line_is_a_configuration_or_one_short_error(argv):
     refused = None
     try:

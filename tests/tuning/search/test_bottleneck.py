@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainables.knobs import KnobTable
@@ -55,6 +55,7 @@ def test_small_launches_are_memorys_fault_if_no_larger_fits() -> None:
 
 
 @given(fracs, fracs, fracs, fracs, st.none() | fracs)
+@example(0.0, 0.0, 0.0, 5e-324, 0.75)  # the least number that floats have
 def test_shares_fill_the_time(wait: float, move: float, passes: float, step: float, sm: float | None) -> None:
     whole = max(1.0, wait + move + passes + step)
     found = shares(spans(wait / whole, move / whole, passes / whole, step / whole), card(sm))
