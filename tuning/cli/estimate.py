@@ -28,6 +28,7 @@ from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, interrupt, predict_all
 from tuning.report import estimate_lines
+from tuning.report.estimate_lines import Estimated, Remedy
 from tuning.report.estimate_request import CAPABILITY, Question, question
 from tuning.workers import machine, nvml
 from tuning.workers.doctor import choose_devices
@@ -89,16 +90,16 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     if model is not None:
         ask = functools.partial(_alone, ask, {})
         said, about = solved(model, ask)
-    answer = {**({"answer": said} if said else {}), **answered(about, ask)}
-    answer["seconds"] = time.monotonic() - began
+    answer = answered(about, ask)
     if asked.json:
-        print(json.dumps(answer))
+        first = {"answer": said} if said else {}
+        print(json.dumps({**first, **_as_json(answer), "seconds": time.monotonic() - began}))
     else:
         console = Console(highlight=False)
         with console.capture() as captured:
-            console.print(*filter(None, [said]), *estimate_lines.shown(answer, console.width, about.table), sep="\n")
+            console.print(*filter(None, [said]), *estimate_lines.shown(answer, console.width), sep="\n")
         print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
-    return 0 if any(row["cells"] for row in answer["rows"]) else 1
+    return 0 if any(row.cells for row in answer.rows) else 1
 
 
 def _asked(settings: Sequence[str]) -> Question:
@@ -131,11 +132,10 @@ def _with_own(config: StudyConfig, declared: Declared) -> StudyConfig:
     return with_declared(config, declared)
 
 
-def answered(about: Question, predicts: Predict) -> dict[str, Any]:
-    """Returns the answer as plain values: a row for each memory group with a cell for each micro-batch size.
+def answered(about: Question, predicts: Predict) -> Estimated:
+    """Returns the answer; raises ConfigError if the workload refuses its options.
 
-    If not one sample fits in any row, `remedies` make the smallest row smaller. Raises ConfigError if the workload
-    refuses its options.
+    If not one sample fits in any row, `remedies` make the smallest row smaller.
     """
     predictions = _side_by_side([_request(about, {**about.knobs, **row}) for row in about.couplings], predicts)
     _refuse_what_the_workload_refuses(about.workload.options, predictions)
@@ -144,26 +144,9 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     fits = [fit(row, found, about.micro_batches, about.card.cap_bytes, about.kernels) for row, found in told]
     known = [one for one in fits if one.cells]
     fitting = about.card.cap_bytes is None or any(one.largest or one.cells[0].verdict != "no" for one in known)
-    card = {
-        "name": about.card.name,
-        "typed": about.card_typed,
-        "memory_bytes": about.card.memory_bytes,
-        "usable_bytes": about.card.cap_bytes,
-    }
-    return {
-        "workload": about.workload.name,
-        "ref": about.workload.ref,
-        "card": {**card, "capability": about.card.capability},
-        "kernels": about.kernels,
-        "knobs": dict(about.knobs),
-        "searched": {name: list(values) for name, values in about.searched.items()},
-        "notes": list(dict.fromkeys(note for one in fits for note in one.notes))
-        + [NO_BLOCKS] * (len(told) < len(rows)),
-        "rows": [
-            {**asdict(one), "cells": [*map(_flat, one.cells)], "largest_cell": _flat(one.largest_cell)} for one in fits
-        ],
-        "remedies": [] if fitting or not known else list(_remedies(about, known, predicts)),
-    }
+    notes = dict.fromkeys(note for one in fits for note in one.notes)
+    remedies = [] if fitting or not known else list(_remedies(about, known, predicts))
+    return Estimated(about, [*notes, *[NO_BLOCKS] * (len(told) < len(rows))], fits, remedies)
 
 
 def _without_idle_checkpointing(
@@ -184,7 +167,7 @@ def _made(found: Prediction) -> list[tuple[str, int]]:
     return [pair for ops, sizes in made for pair in zip(ops, sizes, strict=True)]
 
 
-def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterator[dict[str, Any]]:
+def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterator[Remedy]:
     """Yields changes of the smallest row that save memory at one sample, those that change least first."""
     smallest = min(fits, key=lambda one: one.cells[0].needed_bytes)
     base = {**about.knobs, **smallest.knobs}
@@ -195,7 +178,7 @@ def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterat
         cells = fit(knobs, predicts([_request(about, knobs)])[0], [1], about.card.cap_bytes, about.kernels).cells
         if cells and cells[0].needed_bytes < least * (1 - LEAST_SAVING_FRAC):
             least, together = cells[0].needed_bytes, {**together, **changes}
-            yield {"knobs": together, "cost": cost, "needed_bytes": least, "verdict": cells[0].verdict}
+            yield Remedy(together, cost, least, cells[0].verdict)
             if cells[0].verdict != "no":
                 return
 
@@ -242,6 +225,30 @@ def _refuse_what_the_workload_refuses(options: Mapping[str, Any], predictions: S
         for note in one.notes if one.confidence == "none" else ():
             if note.startswith(("WorkloadError: ", "DataError: ")):
                 raise option_fault(note.partition(": ")[2], options)
+
+
+def _as_json(answer: Estimated) -> dict[str, Any]:
+    about, card = answer.about, answer.about.card
+    return {
+        "workload": about.workload.name,
+        "ref": about.workload.ref,
+        "card": {
+            "name": card.name,
+            "typed": about.card_typed,
+            "memory_bytes": card.memory_bytes,
+            "usable_bytes": card.cap_bytes,
+            "capability": card.capability,
+        },
+        "kernels": about.kernels,
+        "knobs": dict(about.knobs),
+        "searched": {name: list(values) for name, values in about.searched.items()},
+        "notes": answer.notes,
+        "rows": [
+            {**asdict(row), "cells": [*map(_flat, row.cells)], "largest_cell": _flat(row.largest_cell)}
+            for row in answer.rows
+        ],
+        "remedies": [*map(asdict, answer.remedies)],
+    }
 
 
 def _flat(one: Cell | None) -> dict[str, Any] | None:

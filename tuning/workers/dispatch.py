@@ -1,6 +1,6 @@
 """The scheduler's side of every executor: which trial runs next and in what share, what its states mean, how it ended.
 
-`LocalExecutor.run` (`local_executor.py`) is the loop around it.
+`LocalExecutor.run` is the loop around it without Ray: one slot of one device has nothing to share.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trainables.plan import Plan
 from tuning.config.errors import StoppedEarly
 from tuning.memory.oom import PROCESS_LOST, Outcome
 from tuning.search.protocols import Scheduler, TrialPlan, TrialRequest, TrialState
-from tuning.workers.worker import WorkerLost
+from tuning.workers.worker import Worker, WorkerLost
 from tuning.workers.worker_config import TrialOrder
 
 TRIAL_WINDOW_S = 1.0
@@ -158,3 +158,24 @@ class Dispatcher:
         for event, reason in found.decisions[self._told.get(trial, 0) :]:
             self._scheduler.decided(event, trial, reason)
         self._told[trial] = len(found.decisions)
+
+
+class LocalExecutor:
+    """Runs what a scheduler hands out on a worker, which has loaded torch, data and model already."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def run(self, scheduler: Scheduler, plan: TrialPlan) -> None:
+        """Returns when the scheduler has no next trial; the plan is of one slot.
+
+        Raises StoppedEarly where a new process cannot load what the last one had loaded.
+        """
+        dispatcher = Dispatcher(scheduler, plan, self._worker.config.cap_bytes)
+        while (placed := dispatcher.take()) is not None:
+            states = self._worker.trial(dispatcher.order(placed))
+            found = next(states)
+            while dispatcher.goes_on(placed, found):
+                found = next(states)
+            dispatcher.ended(placed, found)
+            states.close()

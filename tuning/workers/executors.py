@@ -14,7 +14,7 @@ from tuning.config.errors import ConfigError
 from tuning.config.schema import StudyConfig
 from tuning.search.protocols import TrialPlan
 from tuning.workers import UNREAD_BY_RAY, join_another, machine, nvml
-from tuning.workers.local_executor import LocalExecutor
+from tuning.workers.dispatch import LocalExecutor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 

@@ -21,13 +21,10 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from trainables.batches import fork_workers
-from trainables.own_count import OwnResident
 from tuning.config.complete import Declared
 from tuning.config.errors import ConfigError
 from tuning.search.protocols import TrialState
 from tuning.workers import leftovers, own_workload, user_code
-from tuning.workers.session import Session
 from tuning.workers.worker_config import Refused
 
 
@@ -36,6 +33,12 @@ def serve(connection: Connection) -> None:
 
     A trial sends its states before its result; what comes back for each is when to send the next (`RunningTrial.run`).
     """
+    # They load torch, for seconds; a thread hears meanwhile of a study that ends.
+    from trainables.batches import fork_workers
+    from trainables.own_count import OwnResident
+    from tuning.workers.session import Session
+
+    fork_workers()
     with contextlib.suppress(EOFError, ConnectionError):
         connection.send(True)
         while isinstance(asked := connection.recv(), str):
@@ -112,7 +115,6 @@ def main() -> None:
     threading.Thread(target=_end_with_the_study, daemon=True).start()
     connection = Connection(int(sys.argv[1]))
     del sys.argv[1:]  # a command line that their code reads is empty
-    fork_workers()
     serve(connection)
 
 

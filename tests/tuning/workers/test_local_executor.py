@@ -13,7 +13,7 @@ from tests.queues import GREEDY, NOWHERE, Choosy, Queue
 from tuning.config.errors import StoppedEarly
 from tuning.search.protocols import TrialPlan
 from tuning.workers import worker as worker_module
-from tuning.workers.local_executor import LocalExecutor
+from tuning.workers.dispatch import LocalExecutor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 

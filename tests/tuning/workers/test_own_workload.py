@@ -37,7 +37,6 @@ def test_file_is_read_by_the_process_that_trains_it(tmp_path: Path) -> None:
 
 
 def test_import_that_ends_its_process_is_one_error(tmp_path: Path) -> None:
-    """One that calls sys.exit or raises is in ../test_run.py, what a signal is called in test_local_executor.py."""
     path = tmp_path / "mine.py"
     path.write_text("import os\nos._exit(0)")
     with (

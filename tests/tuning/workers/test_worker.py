@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -60,8 +61,7 @@ WORKLOAD = Mine()
 
 
 @pytest.fixture(scope="module")
-def said() -> list[str]:
-    """What the process of this file's tests was lost over."""
+def said() -> list[str]:  # what the process of this file's tests was lost over
     return []
 
 
@@ -269,3 +269,11 @@ def test_a_loop_that_cannot_be_ended_ends_its_process(tmp_path: Path) -> None:
         pytest.raises(PreflightError, match=r"exit code 1; train\(run\) did not end in 0.2 s: does it catch BaseExc"),
     ):
         worker.describe(KNOBS)
+
+
+def test_a_process_that_still_loads_torch_ends_with_its_study(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
+    own = [sys.executable, "-P", "-m", "tuning.workers.serve", "0"]
+    ended = subprocess.run(own, stdin=subprocess.DEVNULL, env=env, process_group=0, timeout=20.0)
+    assert ended.returncode == -signal.SIGKILL
