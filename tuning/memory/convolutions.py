@@ -9,7 +9,7 @@ If cuDNN times its kernels at the first use of a shape, torch takes the largest 
 and then hands all that it caches back to the card. The largest are Winograd's and Fourier's, for stride 1.
 
 No card was at hand: these rules were chosen by what nvidia-smi measured of 47 models of timm on an A100, fp32 with
-TF32, and judged by others (docs/log/cards.md).
+TF32, and judged by others (docs/log/card_memory.md).
 """
 
 from __future__ import annotations
