@@ -220,7 +220,10 @@ def document(example: str, folder: Path, times: int, seconds: float) -> dict[str
     """Returns what is to be said of the run of an example."""
     found = found_in(folder)
     best = found.best
-    said, count = best.measured[SPEED]["median"], len(importlib.import_module(f"tests.data.{example}_script").TRAIN)
+    said, count = (
+        best.measured.samples_per_s.median or 0.0,
+        len(importlib.import_module(f"tests.data.{example}_script").TRAIN),
+    )
     passes = max(2, math.ceil(seconds * said / count))
     framework = "transformers" if example == "trainer" else example
     return {

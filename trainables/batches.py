@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainables import draws
+from trainables.knob_columns import Seen
 from trainables.knobs import Knobs
 from trainables.stopwatch import LOADING
 from trainables.workload import Augment, Batch, Config
@@ -189,7 +190,7 @@ class Loader:
         self._plan.micro_batches = plan
         return iter(self.loader)
 
-    def seen(self, epoch: Iterator[Batch]) -> dict[str, Any]:
+    def seen(self, epoch: Iterator[Batch]) -> Seen:
         """Returns facts about the loading of an epoch, read from the loader while it delivers batches."""
         facts = {"samples_in_ram": self._cached, **workers_seen(epoch, self.loader)}
         if self._augments:
@@ -197,7 +198,7 @@ class Loader:
         return facts
 
 
-def workers_seen(epoch: Iterator[Any], loader: Any) -> dict[str, Any]:
+def workers_seen(epoch: Iterator[Any], loader: Any) -> Seen:
     """Returns the number of live workers of a DataLoader's epoch, and their settings, read while they deliver."""
     workers = [w for w in getattr(epoch, "_workers", ()) if w.is_alive()]
     if not workers:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_args
 
 Scalar = bool | int | float | str
+Options = Mapping[str, Any]  # a workload's own settings by name: plain data, as YAML has it
 Kind = Literal["system", "learning", "both"]
 Memory = Literal["none", "step", "minor", "switch", "group"]
 """How a knob changes a step's peak memory.

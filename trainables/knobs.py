@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, get_args
 
-from trainables.knob_columns import AskedBy, Kind, Knob, Memory, Requires, Scalar
+from trainables.knob_columns import AskedBy, Kind, Knob, Memory, Options, Requires, Scalar
 from trainables.loop_knobs import OF_THE_LOOP, LoopKnobs
 
-__all__ = ["LOOP", "OF_THE_LOOP", "KnobTable", "Knobs", "ReadKnobs", "Scalar", "asked_by"]
+__all__ = ["LOOP", "OF_THE_LOOP", "KnobTable", "Knobs", "Options", "ReadKnobs", "Scalar", "asked_by"]
 
 
 class Knobs(LoopKnobs):

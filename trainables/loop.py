@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from trainables import batches, optim, precision
 from trainables.evaluation import Evaluation, evaluate
+from trainables.knob_columns import Seen
 from trainables.live_bytes import storage_bytes
 from trainables.plan import Plan
 from trainables.reports import READY, Hear, Report, reporting, unheard
@@ -289,7 +290,7 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
         state.sparse.stepped(state.steps, state.meter.live_bytes)
 
 
-def _keep_facts(state: State, loading: Mapping[str, Any]) -> None:
+def _keep_facts(state: State, loading: Seen) -> None:
     """Stores the witness's facts and those of `loading` in `state.active`; drops the witness."""
     if state.witness is not None:
         shares = phases(state.resident.workload, state.config)

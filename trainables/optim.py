@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from trainables.knob_columns import Seen
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
 from trainables.workload import Config, Workload, WorkloadError, parameter_groups
@@ -60,7 +61,7 @@ def built_in(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimize
     return torch.optim.AdamW(ready, fused=True if knobs.fused_optimizer else None)
 
 
-def facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def facts(optimizer: torch.optim.Optimizer) -> Seen:
     """Returns facts of a first step about an optimiser that has stepped: its class, state dtypes and settings."""
     groups = optimizer.param_groups
     moments = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor) and t.dim()]

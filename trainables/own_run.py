@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, own_checks, precision
-from trainables.knobs import asked_by
+from trainables.knobs import Options, asked_by
 from trainables.loader_check import SHARES_A_FILE, open_file, settled
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted
@@ -50,7 +50,7 @@ class Run(Counted):
         return values[name]
 
     @property
-    def options(self) -> Mapping[str, Any]:
+    def options(self) -> Options:
         """The file's OPTIONS, as workload.NAME=VALUE changes them."""
         return self._state.config.options
 

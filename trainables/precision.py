@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from trainables.knob_columns import AMPERE
+from trainables.knob_columns import AMPERE, Seen
 from trainables.knob_readers import AUTOCAST
 from trainables.knobs import Knobs
 
@@ -58,7 +58,7 @@ def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
         yield
 
 
-def kernel_facts(device: torch.device) -> dict[str, Any]:
+def kernel_facts(device: torch.device) -> Seen:
     """Returns the settings of `kernels` at this moment, as facts of a first step."""
     if device.type != "cuda":
         return {}

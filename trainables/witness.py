@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainables import optim, precision
+from trainables.knob_columns import Seen
 
 StepPart = Literal["transfer", "forward_backward", "sync", "optimizer"]
 
@@ -39,10 +40,10 @@ class Witness:
         self._operators = _Operators(self)
         self._part: StepPart = "forward_backward"
         self._counts: dict[str, Counter[str]] = {}
-        self._around: dict[str, Any] | None = None
+        self._around: Seen | None = None
         self._micro_batches: list[int] = []
         self._pinned: bool | None = None
-        self._augmented: dict[str, Any] = {}
+        self._augmented: Seen = {}
 
     @contextmanager
     def watching(self, part: StepPart) -> Iterator[None]:
@@ -65,7 +66,7 @@ class Witness:
         """Records that a batch was augmented on the device."""
         self._augmented = {"augmented_on": self._device.type}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Seen:
         """Returns the observations as plain values by name; call it after the step, when gradients are dropped.
 
         `trainables.knob_readers` compare them with the values of knobs.
@@ -167,7 +168,7 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-def _model_facts(model: nn.Module) -> dict[str, Any]:
+def _model_facts(model: nn.Module) -> Seen:
     frozen = Counter[str]()
     for parameter in model.parameters():
         if not parameter.requires_grad:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
-from trainables.knob_columns import Domain, Knob
+from trainables.knob_columns import Domain, Knob, Options
 from trainables.knobs import Knobs, KnobTable, Scalar
 from trainables.our_knobs import BUILT_IN as BUILT_IN
 
@@ -35,7 +35,7 @@ class Config:
     """
 
     knobs: Knobs = field(default_factory=Knobs)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     seed: int = 0
     device: str = "cpu"
     loader_timeout_s: float = 120.0
@@ -127,7 +127,7 @@ class OwnLoop:
     objectives: Mapping[str, Literal["min", "max"]]
     default_space: Mapping[str, Any]
     knobs: Mapping[str, Knob]
-    options: Mapping[str, Any]
+    options: Options
     plain_rules: Mapping[str, Mapping[str, float]]
     path: str
 
@@ -169,7 +169,7 @@ def options_of(workload: Any, config: Config) -> dict[str, Any]:
 
     Raises WorkloadError for a value outside of its domain in `domains`, and for None unless it is the default.
     """
-    defaults: Mapping[str, Any] = workload.options
+    defaults: Options = workload.options
     domains: Mapping[str, Domain] = workload.domains
     options = {**defaults, **config.options}
     for name, domain in domains.items():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.frozen_linear import LAYERS, freeze_linears
-from trainables.knob_columns import Knob
+from trainables.knob_columns import Knob, Options
 from trainables.offline import without_hub_kernels
 from trainables.our_knobs import FINE_TUNED, HF_OPTIONS
 from trainables.workload import Config, Split, WorkloadError
@@ -33,7 +33,7 @@ class Described:
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min"}
     default_space: ClassVar[Mapping[str, Any]] = {"batch_size": [1]}
     knobs: ClassVar[Mapping[str, Knob]] = FINE_TUNED
-    options: ClassVar[Mapping[str, Any]] = {"source": "hf", "model": None} | dict.fromkeys(HF_OPTIONS)
+    options: ClassVar[Options] = {"source": "hf", "model": None} | dict.fromkeys(HF_OPTIONS)
 
     def model(self, config: Config) -> nn.Module:
         """Returns the model; with adapters its weights are frozen, in `base_dtype`, and the adapters are fp32."""

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables import draws
-from trainables.knob_columns import Domain, Knob
+from trainables.knob_columns import Domain, Knob, Options
 from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
@@ -139,7 +139,7 @@ class HeadPose:
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"mae": "min"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["headpose"].own
-    options: ClassVar[Mapping[str, Any]] = {
+    options: ClassVar[Options] = {
         "data": None,  # folder of 300W-LP or BIWI; None is drawn heads
         "val_data": None,  # folder of another set to validate on; None holds out a part of `data`
         "val_frac": 0.13,  # of the photographs, or of the persons

@@ -32,7 +32,7 @@ from torch.utils.data import Dataset
 from trainables.data.cache import kept
 from trainables.data.nli_pairs import ENTAILMENT_FILE, TextPair, balanced, hypothesis_only_accuracy, read_splits
 from trainables.frozen_linear import LAYERS, freeze_linears
-from trainables.knob_columns import Domain, Knob
+from trainables.knob_columns import Domain, Knob, Options
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
 from trainables.our_knobs import OURS
@@ -171,7 +171,7 @@ class Nli:
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["nli"].own
-    options: ClassVar[Mapping[str, Any]] = {
+    options: ClassVar[Options] = {
         "model": None,  # folder or hub id; None is the packaged MiniLM
         "data": None,  # file or folder; None is the embedded sample
         "layers": 2,  # of MiniLM's 6, the first; another model keeps all its layers
@@ -280,7 +280,7 @@ class Nli:
         return {"majority class": {"accuracy": max(share, 1.0 - share)}, "hypothesis only": {"accuracy": guessed}}
 
 
-def _pretrained(auto: Any, options: Mapping[str, Any], **how: Any) -> Any:
+def _pretrained(auto: Any, options: Options, **how: Any) -> Any:
     """Returns `auto.from_pretrained` of the model, without running its code; raises WorkloadError if it fails."""
     source = options["model"] or _minilm()
     try:

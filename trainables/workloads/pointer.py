@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables import draws
-from trainables.knob_columns import Domain, Knob
+from trainables.knob_columns import Domain, Knob, Options
 from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
@@ -165,7 +165,7 @@ class PointerNet:
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"gap": "min"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["pointer"].own
-    options: ClassVar[Mapping[str, Any]] = {
+    options: ClassVar[Options] = {
         "data": None,  # None: cities; "uniform": squares
         "nodes": 15,  # of an instance, 5 to 20
         "train_samples": 3000,

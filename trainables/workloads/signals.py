@@ -35,7 +35,7 @@ from torch.utils.data import Dataset
 from trainables import draws
 from trainables.data import npy_sequences, spoken_digits
 from trainables.data.npy_sequences import Recording
-from trainables.knob_columns import Domain, Knob
+from trainables.knob_columns import Domain, Knob, Options
 from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, options_of
 
@@ -221,7 +221,7 @@ class Signals:
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["signals"].own
-    options: ClassVar[Mapping[str, Any]] = {
+    options: ClassVar[Options] = {
         "data": None,  # folder of .npy files; None is spoken digits
         "val_frac": None,  # share of the training files to validate on; None is the folder's own val or test split
         "max_train_samples": None,

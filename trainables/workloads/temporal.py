@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from trainables.data import bar_baselines, timeframes
 from trainables.data.bar_windows import BarWindows, parts
 from trainables.data.timeframes import BAR_FEATURES, DAY_US, HOUR_US, Timeframe
-from trainables.knob_columns import Domain, Knob
+from trainables.knob_columns import Domain, Knob, Options
 from trainables.our_knobs import OURS
 from trainables.workload import Config, Split, WorkloadError, options_of
 
@@ -149,7 +149,7 @@ class Temporal:
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["temporal"].own
-    options: ClassVar[Mapping[str, Any]] = {
+    options: ClassVar[Options] = {
         "data": None,  # .csv file or a folder of them; None is gym-anytrading's EURUSD, or the embedded stocks
         "timeframes": None,  # such as "1h:24 4h:18 1D:10", frame and window; None goes by the data
         "label": "volatility",  # or direction

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from trainables.knobs import Knobs, Scalar
+from trainables.knobs import Knobs, Options, Scalar
 from tuning.cli.estimate_model import is_model, model_question, solved
 from tuning.config.complete import Declared, with_declared
 from tuning.config.errors import ConfigError
@@ -219,7 +219,7 @@ def _side_by_side(requests: Sequence[Request], predicts: Predict) -> list[Predic
     return [found[n % count][n // count] for n in range(len(requests))]
 
 
-def _refuse_what_the_workload_refuses(options: Mapping[str, Any], predictions: Sequence[Prediction]) -> None:
+def _refuse_what_the_workload_refuses(options: Options, predictions: Sequence[Prediction]) -> None:
     """Raises ConfigError where the workload says that its options or its data are wrong; that is no prediction."""
     for one in predictions:
         for note in one.notes if one.confidence == "none" else ():

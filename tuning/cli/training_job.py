@@ -8,15 +8,15 @@ import json
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from safetensors.torch import save as save_tensors
 
 from trainables import checkpoint, loop, training
 from trainables.files import SHARED, write_whole
+from trainables.knob_columns import Seen
 from trainables.plan import Plan
 from trainables.reports import READY, Event
 from trainables.stopwatch import Window
@@ -92,7 +92,26 @@ class TrainingJob:
         return hashlib.sha256(json.dumps(own, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def train(job: TrainingJob, session: Session, messages: Console, signals: StopSignals) -> dict[str, Any]:
+@dataclass(frozen=True)
+class TrainingResult:
+    """The result of a training, as `result.json` has it. `samples_per_s` is None if nothing was left to train."""
+
+    samples: int
+    resumed_at: int
+    ended_early: bool
+    seed: int
+    values: Mapping[str, float | None]
+    samples_per_s: float | None
+    train_s: float
+    peak_allocated_bytes: int
+    loss: float | None
+    device: str
+    threads: int
+    active: Seen
+    model_sha256: str | None
+
+
+def train(job: TrainingJob, session: Session, messages: Console, signals: StopSignals) -> TrainingResult:
     """Returns the result after training to the end, going on from a checkpoint if asked.
 
     Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
@@ -108,26 +127,26 @@ def train(job: TrainingJob, session: Session, messages: Console, signals: StopSi
         notes.append(f"{MODEL} holds one model, the first that came with an optimiser: save others in train(run)")
     for said in filter(None, notes):
         line(messages, f"note: {said}")
-    result = {
-        "samples": state.samples,
-        "resumed_at": begun_at,
-        "ended_early": state.has_ended,
-        "seed": job.command.seed,
-        "values": {name: finite(value) for name, value in values.items()},
-        "samples_per_s": speed(windows[1:] or windows).samples_per_s if windows else None,
-        "train_s": sum(w.wall_s for w in windows),
-        "peak_allocated_bytes": state.peak_allocated_bytes,
-        "loss": finite(windows[-1].loss) if windows else None,
-        "device": session.setting.device,
-        "threads": session.setting.threads,
-        "active": state.active,
-    }
     payload = _weights(state)
-    result["model_sha256"] = None if payload is None else hashlib.sha256(payload).hexdigest()
+    result = TrainingResult(
+        samples=state.samples,
+        resumed_at=begun_at,
+        ended_early=state.has_ended,
+        seed=job.command.seed,
+        values={name: finite(value) for name, value in values.items()},
+        samples_per_s=speed(windows[1:] or windows).samples_per_s if windows else None,
+        train_s=sum(w.wall_s for w in windows),
+        peak_allocated_bytes=state.peak_allocated_bytes,
+        loss=finite(windows[-1].loss) if windows else None,
+        device=session.setting.device,
+        threads=session.setting.threads,
+        active=state.active,
+        model_sha256=None if payload is None else hashlib.sha256(payload).hexdigest(),
+    )
     try:
         if payload is not None:
             write_whole(out / MODEL, payload, mode=SHARED)
-        write_whole(out / RESULT, json.dumps(result, indent=1).encode(), mode=SHARED)
+        write_whole(out / RESULT, json.dumps(asdict(result), indent=1).encode(), mode=SHARED)
     except OSError as error:
         raise error_of(error, job.best, job.command.go_on) from error
     checkpoint.clear(out)
@@ -255,5 +274,5 @@ def _less_memory(best: Best) -> str:
     if micro < 2:
         return "a larger card"
     half = f"halve knobs.micro_batch_size ({micro}) in {best.path.name} and begin again with --force"
-    is_learned = "micro_batch_size changes what is learned" in str(best.measured.get("says"))
+    is_learned = "micro_batch_size changes what is learned" in best.measured.says
     return f"a larger card; or {half}, which changes what is learned here" if is_learned else half

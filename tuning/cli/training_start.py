@@ -9,8 +9,8 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -21,14 +21,13 @@ from trainables.source import source_hash
 from trainables.workload import WorkloadError
 from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import console, line
-from tuning.cli.training_job import MODEL, RESULT, TrainCommand, TrainingJob, telling, train
+from tuning.cli.training_job import MODEL, RESULT, TrainCommand, TrainingJob, TrainingResult, telling, train
 from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
 from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import check_options
 from tuning.journal.runs import versions
-from tuning.report import text
 from tuning.workers import fingerprint, machine, nvml
 from tuning.workers.device_facts import device_facts
 from tuning.workers.dry_run import DRY_PLAN
@@ -63,7 +62,7 @@ def begin(best: Best, command: TrainCommand) -> int:
     finally:
         sys.argv = ours
     if command.as_json:
-        print(json.dumps(result))
+        print(json.dumps(asdict(result)))
     else:
         _say(result, best, command.out)
     return 0
@@ -80,15 +79,32 @@ def _job(best: Best, command: TrainCommand, session: Session, messages: Console)
     return TrainingJob(best, samples, command, _made_of(best, session, source))
 
 
-def _say(result: dict[str, Any], best: Best, out: Path) -> None:
+def _say(result: TrainingResult, best: Best, out: Path) -> None:
     result_on = console(sys.stdout, os.environ)
-    model = str(out / MODEL) if result["model_sha256"] else "not written: run.prepare was shown none"
-    for said in (*text.trained(result, best.measured, best.samples, best.path.name), f"model   {model}"):
+    model = str(out / MODEL) if result.model_sha256 else "not written: run.prepare was shown none"
+    for said in (*figures(result, best), f"model   {model}"):
         line(result_on, said)
 
 
+def figures(result: TrainingResult, best: Best) -> Iterator[str]:
+    """Yields each figure of a training beside what its file says was measured."""
+    now, said, file = result.samples_per_s, best.measured.samples_per_s.median, best.path.name
+    if now:
+        yield f"{now:.1f} samples/s" + (f"  ({file}: {said:.1f}, {now / said - 1:+.1%})" if said else "")
+    if result.ended_early:
+        yield f"ended by itself after {result.samples} samples"
+    samples = best.measured.samples or best.samples
+    after = "" if samples in (None, result.samples) else f" after {samples} samples"
+    for objective, value in result.values.items():
+        known = best.measured.quality.get(objective)
+        ends = known.interval if known else None
+        expected = f", one more expected within {ends[0]:.4f} to {ends[1]:.4f}" if ends else ""
+        beside = f"  ({file}{after}: {known.mean:.4f}{expected})" if known else ""
+        yield f"{objective} {'not finite' if value is None else f'{value:.4f}'}{beside}"
+
+
 def _ranks(best: Best) -> int:
-    return int(best.measured.get("devices_per_trial") or 1)
+    return best.measured.devices_per_trial
 
 
 def _session(best: Best, device: str) -> Session:
@@ -153,7 +169,7 @@ def _warnings(best: Best, ranks: int, source: str) -> Iterator[str]:
     yield from best.warnings
     if ranks < (asked := _ranks(best)):
         yield f"measured with {asked} devices a trial; here one trains, with its own memory"
-    then = best.provenance.get("workload_sha256")
+    then = best.provenance.workload_sha256
     if then and source and then != source:
         yield f"{best.ref}, or what it imports, has changed since {best.path.name} was measured"
 

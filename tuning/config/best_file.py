@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainables.knobs import Knobs, KnobTable, Scalar
+from trainables.knobs import Knobs, KnobTable, Options, Scalar
 from trainables.our_knobs import EVERY
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError, allowed_by
@@ -30,7 +30,7 @@ class WorkloadPart(_Part):
     """Which workload, as `workload_files.load` takes it, and its options."""
 
     ref: str = Field(min_length=1)
-    options: dict[str, Any]
+    options: Options
 
 
 class TrainPart(_Part):
@@ -123,12 +123,12 @@ class Best:
 
     path: Path
     ref: str
-    options: Mapping[str, Any]
+    options: Options
     knobs: Mapping[str, Any]
     samples: int | None
     seed: int
-    measured: Mapping[str, Any]
-    provenance: Mapping[str, Any]
+    measured: MeasuredPart
+    provenance: ProvenancePart
     warnings: tuple[str, ...]
 
 
@@ -159,9 +159,7 @@ def read(path: Path) -> Best:
             f"{path.name} does not hold the secrets {', '.join(secrets)}: write them in its workload.options"
         )
     ref, samples, seed = str(at_home(file.workload.ref)), file.train.samples, file.train.seed
-    return Best(
-        path, ref, options, dict(file.knobs), samples, seed, raw["measured"], raw["provenance"], tuple(warnings)
-    )
+    return Best(path, ref, options, dict(file.knobs), samples, seed, file.measured, file.provenance, tuple(warnings))
 
 
 def completed(best: Best, table: KnobTable) -> Best:

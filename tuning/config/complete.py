@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from trainables.knob_columns import CALLS
+from trainables.knob_columns import CALLS, Options
 from trainables.knobs import LOOP, KnobTable, Scalar
 from trainables.near_names import nearest
 from tuning.config import yaml_files
@@ -46,7 +45,7 @@ class Declared:
 
     table: KnobTable
     default_space: Mapping[str, object]
-    options: Mapping[str, Any]
+    options: Options
     before: Mapping[str, Scalar] | None = None
     epochs: float | None = None
     has_loop: bool = False
@@ -99,7 +98,7 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
     return config.model_copy(update=update)
 
 
-def check_plain(ref: str, options: Mapping[str, Any]) -> None:
+def check_plain(ref: str, options: Options) -> None:
     """Raises ConfigError for an option of a workload's file that no command line could give."""
     for name, value in options.items():
         if value is not None and type(value) not in SCALARS:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import KnobTable, Scalar
+from trainables.knobs import KnobTable, Options, Scalar
 from tuning.config import atomic, yaml_files
 from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.errors import ConfigError, PreflightError, TuningError
@@ -154,7 +154,7 @@ def check_whole(space: Space, trials: int | str) -> None:
         )
 
 
-def check_options(given: Mapping[str, Any], defaults: Mapping[str, Any] | None, origins: Mapping[str, str]) -> None:
+def check_options(given: Options, defaults: Options | None, origins: Mapping[str, str]) -> None:
     """Raises ConfigError for an unknown option of a workload, and for one that has not the type of its default.
 
     None as a default takes any scalar. `defaults` is None until a user's workload is imported: then any name is taken.
@@ -185,7 +185,7 @@ def workload_said(text: str) -> str:
     return text[starts[-1] :].strip() if starts else ""
 
 
-def option_fault(message: str, options: Mapping[str, Any]) -> TuningError:
+def option_fault(message: str, options: Options) -> TuningError:
     """Returns the error for what a workload says of its data and options, with the option it speaks of named first.
 
     If a package is missing, it is a PreflightError with the command that installs it, else a ConfigError. The message

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from trainables.knobs import Options
 
 MASK = "***"
 
@@ -35,7 +36,7 @@ def is_masked(value: object) -> bool:
     return isinstance(value, str) and (value == MASK or f"://{MASK}@" in value)
 
 
-def masked(options: Mapping[str, Any]) -> dict[str, Any]:
+def masked(options: Options) -> Options:
     """Returns options without their secrets, users in URLs included; a number is none, null says that none was set."""
     texts = {k: v for k, v in options.items() if isinstance(v, str)}
     return {**options, **{k: MASK if is_secret(k) and v else _USER_IN_URL.sub(MASK, v) for k, v in texts.items()}}

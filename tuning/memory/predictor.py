@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainables.files import cache_dir, write_whole
-from trainables.knobs import KnobTable, Scalar
+from trainables.knobs import KnobTable, Options, Scalar
 from trainables.source import file_hash
 from tuning import search_path
 from tuning.memory.prediction import Prediction
@@ -44,7 +44,7 @@ class Request:
     """
 
     workload: str
-    options: Mapping[str, Any]
+    options: Options
     knobs: Mapping[str, Scalar]
     kernels: Literal["cuda", "cpu"]
     capability: tuple[int, int] = (8, 6)

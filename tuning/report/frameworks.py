@@ -89,7 +89,7 @@ class _Told:
 
     def cut(self) -> tuple[int, int]:
         """Returns the micro-batches of a batch, and the samples of one, on each of the devices that train together."""
-        together = int(self.best.measured.get("devices_per_trial") or 1)
+        together = self.best.measured.devices_per_trial
         batch_size, micro_batch_size = (math.ceil(self[name] / together) for name in _SIZES)
         return evenly(batch_size, micro_batch_size)
 
@@ -236,7 +236,7 @@ def _json(told: _Told) -> _Words:
     best = told.best
     workload = {"ref": best.ref, "options": dict(best.options)}
     train = {"samples": best.samples, "seed": best.seed}
-    measured = {"measured": dict(best.measured), "provenance": dict(best.provenance)}
+    measured = {"measured": best.measured.model_dump(), "provenance": best.provenance.model_dump()}
     return {"best": {"workload": workload, "knobs": told.knobs, "train": train, **measured}}
 
 

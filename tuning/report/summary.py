@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
-from trainables.knobs import KnobTable
+from trainables.knobs import KnobTable, Options
 from trainables.our_knobs import EVERY
 from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.lenient import mapping, whole
@@ -58,7 +57,7 @@ class Summary:
     id: str
     workload: str
     ref: str
-    options: Mapping[str, Any]
+    options: Options
     horizon_samples: int | None
     study: events.StudyRecord
     place: Place

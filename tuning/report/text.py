@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.columns import Columns
 from rich.console import RenderableType
@@ -21,7 +20,6 @@ from tuning.report import sentences, tables, words
 from tuning.report.format import duration, labelled, plain, plural, size
 from tuning.report.named import Named
 from tuning.report.summary import Summary
-from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
 from tuning.search.ablation import AblationResult
 from tuning.search.probe import probes_s
@@ -160,22 +158,3 @@ def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:
     untold = sum(one.gain is not None and one.gain.low is not None and not one.gain.is_told for one in found)
     if untold:
         yield Text(f"{untold} of {len(found)} intervals hold 1.00: those knobs bought nothing here that can be told.")
-
-
-def trained(
-    result: Mapping[str, Any], measured: Mapping[str, Any], samples: int | None, name: str = "best.yaml"
-) -> Iterator[str]:
-    """Yields the result of a training, each figure beside what the file `name` says was measured after `samples`."""
-    now, said = result[SPEED], measured[SPEED]["median"]
-    if now:  # None where a resumed run had nothing left to train
-        yield f"{now:.1f} samples/s" + (f"  ({name}: {said:.1f}, {now / said - 1:+.1%})" if said else "")
-    if result.get("ended_early"):
-        yield f"ended by itself after {result['samples']} samples"
-    samples = measured.get("samples") or samples
-    after = "" if samples in (None, result["samples"]) else f" after {samples} samples"
-    for objective, value in result["values"].items():
-        known = measured["quality"].get(objective)
-        ends = known["interval"] if known else None
-        expected = f", one more expected within {ends[0]:.4f} to {ends[1]:.4f}" if ends else ""
-        beside = f"  ({name}{after}: {known['mean']:.4f}{expected})" if known else ""
-        yield f"{objective} {'not finite' if value is None else f'{value:.4f}'}{beside}"

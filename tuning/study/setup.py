@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import Scalar
+from trainables.knobs import Options, Scalar
 from tuning.config import atomic
 from tuning.config.cards import GIB_BYTES
 from tuning.config.complete import Machine, complete
@@ -158,7 +158,7 @@ def reopens(config: StudyConfig, study: StudyRecord) -> list[str]:
     return [name for name in ("search", "pick") if getattr(config, name) != getattr(before, name)]
 
 
-def describe_workload(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> Description:
+def describe_workload(profiler: Worker, options: Options, knobs: Mapping[str, Scalar]) -> Description:
     """Returns what the worker knows of device and workload, the untrained model among the baselines.
 
     Raises ConfigError if an option or data are wrong.

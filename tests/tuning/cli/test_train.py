@@ -7,16 +7,21 @@ import re
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from safetensors.torch import load_file
 
+from tests.commands import ROOT
 from trainables import checkpoint
 from trainables.source import source_hash
 from trainables.workload_files import load
 from tuning import __main__
+from tuning.cli import training_start
+from tuning.cli.training_job import TrainingResult
+from tuning.config import best_file
 from tuning.workers import nvml
 
 # Sends itself a signal: SIGNAL_AT is "loss 7 2" for signal 2 in the seventh call of loss().
@@ -374,3 +379,13 @@ def test_a_loop_of_ones_own_trains_for_passes_or_one_where_nothing_says_how_long
     edit(own, "train", "samples", None)
     assert train(own, "--out", "one") == 0
     assert result("one")["samples"] == 64
+
+
+@pytest.mark.parametrize(("samples", "after"), [(400, " after 400 samples"), (500, ""), (None, " after 900 samples")])
+def test_a_training_is_compared_after_as_many_samples(samples: int | None, after: str) -> None:
+    read = best_file.read(ROOT / "benchmarks" / "results" / "best" / "signals.yaml")
+    best = replace(read, samples=900, measured=read.measured.model_copy(update={"samples": samples}))
+    result = TrainingResult(500, 0, False, 0, {"accuracy": 0.7}, 1000.0, 1.0, 0, 0.1, "cpu", 1, {}, None)
+    fast, good = training_start.figures(result, best)
+    assert fast == "1000.0 samples/s  (signals.yaml: 1974.7, -49.4%)"
+    assert good.startswith(f"accuracy 0.7000  (signals.yaml{after}: 0.9822, one more expected within 0.9631 to 1.0000)")

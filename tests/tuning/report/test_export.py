@@ -48,9 +48,9 @@ def test_what_is_written_is_read_back(best):
     assert (read_back.knobs["learning_rate"], read_back.knobs["micro_batch_size"]) == (6.1e-4, 8)
     assert set(read_back.knobs) == set(EVERY)
     measured = read_back.measured
-    assert measured["samples_per_s"]["status"] == "confirmed"
-    assert (measured["device"], measured["card"], measured["virtual"]) == ("Example CPU", "rtx3090", True)
-    assert "not of card rtx3090" in measured["says"]
+    assert measured.samples_per_s.status == "confirmed"
+    assert (measured.device, measured.card, measured.virtual) == ("Example CPU", "rtx3090", True)
+    assert "not of card rtx3090" in measured.says
     assert read_back.warnings == ()
 
 
@@ -79,13 +79,10 @@ def test_a_file_says_whether_it_was_trained_again(found, tmp_path):
 def test_each_other_answer_has_a_file_as_long_as_it_is_one(found, answers, tmp_path):
     paths = {p.name: p for p in export.write_others(answers, tmp_path)}
     assert [name.partition(".")[0] for name in paths] == [name for name in answers.answers if name != "best"] != []
-    assert best_file.read(paths["most_accurate.yaml"]).provenance["trial"] == "t009"
+    assert best_file.read(paths["most_accurate.yaml"]).provenance.trial == "t009"
     assert [p.name for p in export.write_others(found, tmp_path)] == ["most_accurate.yaml"]
     measured = best_file.read(paths["most_accurate.yaml"]).measured
-    assert (measured["samples_per_s"]["status"], measured["quality"]["accuracy"]["status"]) == (
-        "probed",
-        "from the search",
-    )
+    assert (measured.samples_per_s.status, measured.quality["accuracy"].status) == ("probed", "from the search")
     only_best = dataclasses.replace(found, answers={}, named={"best": found.named["best"]})
     assert [p.name for p in export.write_all(only_best, tmp_path)] == ["best.yaml", "front.csv"]
     assert not (tmp_path / "most_accurate.yaml").exists()
@@ -124,7 +121,7 @@ def test_a_run_that_ended_early_is_marked_as_unconfirmed(records, tmp_path):
         assert own.provisional
         best, *_, front = export.write_all(own, tmp_path)
         read = best_file.read(best)
-        assert set(read.measured["quality"]) == quality
+        assert set(read.measured.quality) == quality
         assert any("was not trained again on fresh seeds" in said for said in read.warnings)
         assert front.name == "front.csv"
     whole = export.write_best(summary.of_run(History(records)), tmp_path / "best.yaml")

@@ -8,7 +8,7 @@ from tests.tuning.answered import changed, each, until
 from tuning.config import best_file
 from tuning.journal.records import Record
 from tuning.journal.run import History
-from tuning.report import export, sentences, summary, tables, text
+from tuning.report import export, sentences, summary, tables
 from tuning.report.named import Confirming, gains
 
 
@@ -176,7 +176,7 @@ def test_a_peak_is_the_largest_of_that_configuration(records, found, tmp_path):
     assert (found.best.peak_allocated_bytes, own.best.peak_allocated_bytes) == (1288490188, 3 * 2**30)
     assert own.best.verdict.bound == "memory"
     export.write_best(own, tmp_path / "best.yaml")
-    assert best_file.read(tmp_path / "best.yaml").measured["peak_allocated_bytes"] == 3 * 2**30
+    assert best_file.read(tmp_path / "best.yaml").measured.peak_allocated_bytes == 3 * 2**30
     smaller = changed(trained[0], peak_allocated_bytes=2**20)
     again = of([smaller if r is trained[0] else r for r in records])
     assert again.best.peak_allocated_bytes == found.best.peak_allocated_bytes
@@ -222,27 +222,11 @@ def test_before_confirming_a_speed_says_what_it_is_of(records, tmp_path):
     assert (mine[1].endswith(" (trained)"), theirs[1].endswith(" (probed)")) == (True, True)
     assert mine[2].endswith("x (a training over a short timing)")
     best = best_file.read(export.write_best(found, tmp_path / "best.yaml"))
-    assert best.measured["samples_per_s"]["status"] == "from the search"
+    assert best.measured.samples_per_s.status == "from the search"
 
 
 def is_begin(record, trial):
     return record.event == "trial_start" and record["trial"] == trial
-
-
-@pytest.mark.parametrize(
-    ("measured", "ended", "after"),
-    [
-        ({"samples": 400}, True, " after 400 samples"),  # as early stopping ended them
-        ({"samples": 500}, True, ""),
-        ({}, False, " after 900 samples"),
-    ],
-)
-def test_a_training_is_compared_after_as_many_samples(measured, ended, after):
-    known = {"samples_per_s": {"median": 10.0}, "quality": {"f1": {"mean": 0.6, "interval": None}}, **measured}
-    result = {"samples_per_s": 11.0, "samples": 500, "values": {"f1": 0.7}, "ended_early": ended}
-    said = list(text.trained(result, known, 900, "before.yaml"))
-    assert said[0] == "11.0 samples/s  (before.yaml: 10.0, +10.0%)"
-    assert said[-1] == f"f1 0.7000  (before.yaml{after}: 0.6000)"
 
 
 def test_the_command_is_that_of_each_session(records, found):
