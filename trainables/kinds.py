@@ -80,9 +80,11 @@ COUNT_BATCHES, COUNT_S = 8, 1.5
 
 A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
 """
-DRAWS, LEAST_DRAWS, DRAWS_S, KEPT = 16, 6, 0.7, 4096
-"""Draws of random numbers over which gradients are averaged, the fewest, the seconds that they may take in each of four
+DRAWS, LEAST_DRAWS, DRAWS_S, KEPT = 16, 6, 0.5, 4096
+"""Draws of random numbers over which gradients are averaged, the fewest, the seconds that they may take in each of two
 runs, and the numbers that are kept of each gradient."""
+ALIKE = 2
+"""Batches before them in which all parts are the same samples and draw the same random numbers."""
 DRAWN_TIMES, TOLD_FRAC = 4.0, 0.1
 """Two means differ if they do by more than so many standard errors; these are to be below that share of the mean."""
 RATE_ROUNDING_FRAC = 1e-6
@@ -281,8 +283,8 @@ def _run(
     """Returns what training on the first `count` samples learned, in every phase of the workload.
 
     With `halves`, modules are also run on the first half of the first batch. With `shakes`, the weights are changed by
-    about their rounding. A custom loop trains on the micro-batches `given` in turns, if there are any; for so many
-    `batches` if that is not 0, all parts of a batch with the same random numbers.
+    about their rounding. A custom loop trains on the micro-batches `given`, if there are any, and goes on with those of
+    their last batch; for so many `batches` if that is not 0, all parts of a batch with the same random numbers.
     """
     kept, began = KEPT if batches else None, time.perf_counter()
     learned = _Learned(halved_samples=count if halves else 0, shakes=shakes, kept=kept)
@@ -308,21 +310,19 @@ def _settled(resident: OwnResident, halves: Config, whole: _Learned) -> str | No
     batch, and over several draws the mean of a whole batch must be that of its halves.
     """
     size, parts = halves.knobs.batch_size, _cut(whole)[:2]
-    batches = min(DRAWS, resident.pass_samples // size)
-    if not parts or batches < 2:
+    batches = min(ALIKE + DRAWS, resident.pass_samples // size)
+    if not parts or batches < ALIKE:
         return None
-    base = halves.with_knobs(micro_batch_size=size)
-
-    def learned(one: Config, *given: Any) -> list[dict[str, Tensor]]:
-        return _run(resident, one, size, given=given, batches=batches).gradients
-
-    if _difference(_Learned(learned(base, parts[0])), _Learned(learned(halves, parts[0])))[0] > GRADIENT_ROUNDING_FRAC:
+    cut = _run(resident, halves, size, given=[parts[0]] * 2 * ALIKE + parts, batches=batches).gradients
+    given, base = [parts[0]] * ALIKE + [whole.loaded[0][0]], halves.with_knobs(micro_batch_size=size)
+    pair = _run(resident, base, size, given=given, batches=len(cut)).gradients, cut
+    if _difference(*(_Learned(one[:ALIKE]) for one in pair))[0] > GRADIENT_ROUNDING_FRAC:
         return COUNTS
-    pair = learned(base, whole.loaded[0][0]), learned(halves, *parts)
     batches = min(map(len, pair))
-    if batches < LEAST_DRAWS or pair[0][0].keys() != pair[1][0].keys():
+    if batches < ALIKE + LEAST_DRAWS or pair[0][0].keys() != pair[1][0].keys():
         return None
-    rows = [torch.stack([torch.cat([g[n].double() for n in pair[0][0]]) for g in one[:batches]]) for one in pair]
+    names, batches = [*cut[0]], batches - ALIKE
+    rows = [torch.stack([torch.cat([g[n].double() for n in names]) for g in one[ALIKE:][:batches]]) for one in pair]
     by, mean = rows[0] - rows[1], float(rows[0].mean(dim=0).norm())
     error = DRAWN_TIMES * float((by.var(dim=0).sum() / batches).sqrt())
     if float(by.mean(dim=0).norm()) > error + GRADIENT_ROUNDING_FRAC * mean:
@@ -404,7 +404,8 @@ def _run_custom_loop(
         before = before or loader_check.seeds()
         if number == parts:  # the first batch is watched, and slow
             until = time.perf_counter() + DRAWS_S
-        return given[number % len(given)] if given else micro[0]
+        again = number if number < len(given) else len(given) - parts + (number - len(given)) % parts
+        return given[again] if given else micro[0]
 
     def heard(event: Event) -> bool:
         if event == READY:
