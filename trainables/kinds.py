@@ -81,9 +81,9 @@ COUNT_BATCHES, COUNT_S = 8, 1.5
 A line such as `if i % 4 == 0` counts micro-batches: cut in two, a generator never stepped.
 """
 DRAWS, LEAST_DRAWS, DRAWS_S, KEPT = 16, 6, 0.5, 4096
-"""Draws of random numbers over which gradients are averaged, the fewest, the seconds that they may take in each of two
-runs, and the numbers that are kept of each gradient."""
-ALIKE = 2
+"""Draws of random numbers over which gradients are averaged, the fewest that show no difference, the seconds that they
+may take in each of two runs, and the numbers that are kept of each gradient."""
+EQUAL = 2
 """Batches before them in which all parts are the same samples and draw the same random numbers."""
 DRAWN_TIMES, TOLD_FRAC = 4.0, 0.1
 """Two means differ if they do by more than so many standard errors; these are to be below that share of the mean."""
@@ -310,24 +310,23 @@ def _settled(resident: OwnResident, halves: Config, whole: _Learned) -> str | No
     batch, and over several draws the mean of a whole batch must be that of its halves.
     """
     size, parts = halves.knobs.batch_size, _cut(whole)[:2]
-    batches = min(ALIKE + DRAWS, resident.pass_samples // size)
-    if not parts or batches < ALIKE:
+    batches = min(EQUAL + DRAWS, resident.pass_samples // size)
+    if not parts or batches < EQUAL:
         return None
-    cut = _run(resident, halves, size, given=[parts[0]] * 2 * ALIKE + parts, batches=batches).gradients
-    given, base = [parts[0]] * ALIKE + [whole.loaded[0][0]], halves.with_knobs(micro_batch_size=size)
+    cut = _run(resident, halves, size, given=[parts[0]] * 2 * EQUAL + parts, batches=batches).gradients
+    given, base = [parts[0]] * EQUAL + [whole.loaded[0][0]], halves.with_knobs(micro_batch_size=size)
     pair = _run(resident, base, size, given=given, batches=len(cut)).gradients, cut
-    if _difference(*(_Learned(one[:ALIKE]) for one in pair))[0] > GRADIENT_ROUNDING_FRAC:
+    if _difference(*(_Learned(one[:EQUAL]) for one in pair))[0] > GRADIENT_ROUNDING_FRAC:
         return COUNTS
-    batches = min(map(len, pair))
-    if batches < ALIKE + LEAST_DRAWS or pair[0][0].keys() != pair[1][0].keys():
+    batches = min(map(len, pair)) - EQUAL
+    if batches < 2 or pair[0][0].keys() != pair[1][0].keys():
         return None
-    names, batches = [*cut[0]], batches - ALIKE
-    rows = [torch.stack([torch.cat([g[n].double() for n in names]) for g in one[ALIKE:][:batches]]) for one in pair]
+    rows = [torch.stack([torch.cat([g[n].double() for n in cut[0]]) for g in one[EQUAL:][:batches]]) for one in pair]
     by, mean = rows[0] - rows[1], float(rows[0].mean(dim=0).norm())
     error = DRAWN_TIMES * float((by.var(dim=0).sum() / batches).sqrt())
     if float(by.mean(dim=0).norm()) > error + GRADIENT_ROUNDING_FRAC * mean:
         return NOT_A_MEAN
-    return "" if error <= TOLD_FRAC * mean else None
+    return "" if batches >= LEAST_DRAWS and error <= TOLD_FRAC * mean else None
 
 
 def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds: float) -> str:

@@ -14,28 +14,29 @@ from tuning.config.errors import TuningError, reader_has_gone, require_platform
 COMMANDS = """\
 Finds the fastest training that keeps its accuracy and fits its card.
 
-  python -m tuning.run workload=nli     find it; settings: --help there
+  python -m tuning.run workload=nli     find it (also: python -m tuning run);
+                                        settings: python -m tuning.run --help
   python -m tuning probe -- python train.py
                                         your script as it is: what would be
                                         faster, and where to write it
   python -m tuning init FOLDER          write an example of a training of yours
-  python -m tuning train last           train the whole job with what was found
+  python -m tuning train last           train with what was found
   python -m tuning estimate workload=nli card=rtx4060
-                                        what fits a card, without one
+                                        what fits a card, without the card
   python -m tuning list                 runs, newest last
   python -m tuning show last            summary and trials of a run, by its id
   python -m tuning compare ID ID        two runs: knobs, speed, quality
-  python -m tuning stop ID              end a run in order, with the best so far
-  python -m tuning ablate ID            what each knob is worth here, in turns
-  python -m tuning report ID            best.yaml and report.html again
+  python -m tuning stop ID              end a run, and write its best so far
+  python -m tuning ablate ID            what each knob of the pick contributes
+  python -m tuning report ID            write best.yaml and report.html anew
   python -m tuning export ID --to transformers
-                                        what was found, in a framework's words
-  python -m tuning doctor workload=nli  what this machine has, for an issue
+                                        what was found, for a framework
+  python -m tuning doctor workload=nli  check this machine; for a bug report
   python -m tuning --version
 
 exit codes
-  0 done   1 no usable trial   2 wrong command line   3 this machine cannot
-  4 stopped early
+  0 done   1 no usable trial   2 wrong command line
+  3 this machine cannot run it   4 stopped early
 """
 _VERBS = {
     "run": ("tuning.run", "main"),

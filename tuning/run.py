@@ -32,59 +32,58 @@ settings (key=value, in any order; defaults in [brackets])
                           FOLDER writes two that run [nli]
 WORKLOADS
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
-  card=NAME               the card to train on; one with less memory than yours
-                          is emulated, without a GPU any [auto]
+  card=NAME               the card to train on. One with less memory than yours
+                          is emulated; without a GPU each one is [auto]
 CARDS
-  card.memory_gib=N       taken for the card's memory; with card=auto and
-                          no GPU here that of a card not listed; with card=cpu
-                          what it may take of this machine's [the card's]
+  card.memory_gib=N       the card's memory, to hold it to less; with card=cpu,
+                          what a training may take of this machine's. Without
+                          a GPU, card=auto with it is a card not listed
+                          [the card's]
   budget=quick|full       how much to spend [quick]
-  budget.train_epochs=N   how long a training is: epochs, or auto, as the time
-                          allows [the workload's; with a file or data of your
-                          own auto with quick, 4 with full]
+  budget.train_epochs=N   epochs of a training; auto: as many as the time allows
+                          [one of ours: its own; else auto, 4 with full]
   budget.probe.max_time_s=N, .probe_time_s=X, budget.rungs.first_frac=X, .eta=N,
-  budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   its other parts
+  budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   see docs/settings.md
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
-  named.before.KNOB=VALUE what you train with today: trained first, and what
-                          gains are measured against [BEFORE of a file]
-  search.trials=auto|N    most trials; auto: as many as the time allows, at most
-                          50, and 12 without search.max_time; 0: probes alone,
-                          the fastest settings that change nothing learned, in a
-                          minute [budget's]
-  search.max_time=4m      wall time of the whole study, held to [budget's]
-  search.hang_time=60s    a process that idles so long without an answer is
+  named.before.KNOB=VALUE your current settings: trained first, and compared
+                          with [BEFORE of your file]
+  search.trials=auto|N    the most trials; auto: what the time allows, up to 50,
+                          or 12 without search.max_time; 0: nothing is trained,
+                          the fastest system knobs in a minute [quick: auto,
+                          full: 60]
+  search.max_time=TIME    limit of the whole study, as 90s, 4m or 2h
+                          [quick: 4m, full: none]
+  search.hang_time=TIME   a process that idles so long without an answer is
                           ended, and tried once more [60s]
-                          [staged]
-  search.sampler=NAME     what proposes: known (trains only what would be faster
+  search.sampler=NAME     what proposes trials: known (only what would be faster
                           and may be as good), tpe (Optuna's) or random [known]
-  search.pruner=NAME      which trials stop at the budget's rungs
-                          [reference]
+  search.pruner=NAME      which trials are stopped early [reference]
 PRUNERS
   search.seed=N           seed of everything [0]
   concurrency=auto|N      search trials at once, on each node; auto: 1 on a CPU,
                           1, 2 or 4 on a GPU, by how idle it is [auto]
   cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
                           on its nodes [here alone]
-  target=KIND             the kind of device of a cluster that the study is
-                          about; nodes of another kind are left out [that of
-                          this machine, else the one with most devices]
+  target=KIND             which kind of device of a cluster to tune for; nodes
+                          of another kind are left out [that of this machine,
+                          else the one with most devices]
   devices=all|0,1         cards of this machine that are used, by number as in
                           nvidia-smi (among the visible ones) or UUID [all]
-  devices_per_trial=N     cards that train one trial together, a part of each
-                          micro-batch each (DDP); on a CPU processes [1]
-  insecure_cluster=true   joins a cluster that asks for no token [false]
+  devices_per_trial=N     cards that train a trial together by DDP, each a part
+                          of the micro-batch; on a CPU: processes [1]
+  insecure_cluster=true   join a cluster without a token [false]
   pick.tolerance=X|X%     quality that the pick may give up on purpose, in the
                           objective's own unit or as a share of today's [0]
-  pick.at_least=X         the quality that it needs [today's]
+  pick.at_least=X         the quality that the pick needs [today's]
   pick.goal=speed|quality the fastest as good as today, or the best quality at
                           today's speed or faster [speed]
   dashboard=true          starts the Ray dashboard here and prints how to log in
-  resume=ID|last          goes on with a run that was interrupted, or with one
-                          that is to have a larger search.max_time or .trials,
+  resume=ID|last          goes on with an interrupted run, or a finished one
+                          that is given a larger search.max_time or .trials,
                           or another pick.tolerance, .at_least or .goal
-  force=true              goes on with it although machine, data or code differ
-  runs_dir=PATH name=ID   where the run is written [runs]; no two have one name
+  force=true              resumes although machine, data or code have changed
+  runs_dir=PATH name=ID   where runs are written [runs]; a new name for this one
 
 options
   -q, --quiet     warnings and the result only

@@ -121,7 +121,7 @@ def test_an_unknown_run_is_named_as_it_was_typed(runs_dir, asked, remedy, capsys
     code, out, err = answered(capsys, "show", asked, "--runs-dir", runs_dir)
     assert (code, out) == (2, "")
     assert err.startswith(
-        f"error: {asked}: no run of this id in {runs_dir}\n  allowed: the latest are {OLDEST}, {NEWEST}"
+        f"error: {asked}: no run of this id in {runs_dir}\n  allowed: recent runs: {OLDEST}, {NEWEST}"
     )
     assert f"try: {remedy}" in err
     assert "resume=" not in err

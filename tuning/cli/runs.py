@@ -75,7 +75,8 @@ def _found(known: Summary) -> str:
     gain, changed = known.gain("best", reference.name), unlike(best.config, reference.config, known.table)
     if not changed:
         return f"as {plain(reference.name)}"
-    return " ".join([f"{gain.ratio:.2f}x {plain(reference.name)} " if gain else "", *changed]).strip()
+    perhaps = "perhaps " * (gain is not None and gain.low is not None and not gain.is_told)
+    return " ".join([f"{perhaps}{gain.ratio:.2f}x {plain(reference.name)} " if gain else "", *changed]).strip()
 
 
 def runs_of(folder: Path) -> tuple[History, History]:

@@ -216,7 +216,8 @@ class Terminal:
         self.close()
         name = signal.Signals(signum).name if signum in list(signal.Signals) else f"signal {signum}"
         who = " (Ctrl-C, or `stop`)" * (signum == signal.SIGINT)
-        line(self._err, f"interrupted by {name}{who}; every trial that ended is saved")
+        saved = "every trial that ended is saved" if self._resume else "nothing had been measured"
+        line(self._err, f"interrupted by {name}{who}; {saved}")
         if self._resume:
             self.resume_hint(self._resume)
 

@@ -48,11 +48,13 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
         return known[-1]
     if os.access(Path(run_id, JOURNAL), os.F_OK):
         return Path(run_id).resolve()  # from whose parents the commands are told that go on with it
+    if os.access(Path(run_id, "probe.json"), os.F_OK):
+        raise ConfigError(f"{run_id} is a probe's folder, not a run's", remedy="its answer: probe.json, probe.patch")
     latest = ", ".join(folder.name for folder in known[-3:])
     near = difflib.get_close_matches(run_id, [folder.name for folder in known], n=1)
     what = f"{asked or run_id}: no run of this id in {runs_dir}"
     remedy = f"did you mean {near[0]}?" if near else f"{option}, if it was written elsewhere"
-    raise ConfigError(what, allowed=f"the latest are {latest}" if latest else "there is no run yet", remedy=remedy)
+    raise ConfigError(what, allowed=f"recent runs: {latest}" if latest else "there is no run yet", remedy=remedy)
 
 
 def other_version(study: StudyRecord) -> str:
@@ -65,9 +67,8 @@ def require_known(study: StudyRecord | None, folder: Path) -> None:
     """Raises ConfigError where another version wrote the run in `folder`, by its `study` record, if it has one."""
     if study is not None and (when := other_version(study)):
         what = f"run {folder.name} was written by {when} version of cardtune"
-        remedy = (
-            "pip install --upgrade cardtune" if when == "a later" else "begin another study, or install that version"
-        )
+        newer = "pip install --upgrade cardtune"
+        remedy = newer if when == "a later" else "begin another study, or install that version"
         raise ConfigError(f"{what} (schema {study.schema})", allowed=f"schema {JOURNAL_SCHEMA}", remedy=remedy)
 
 

@@ -42,7 +42,7 @@ def left_out(config: StudyConfig) -> list[str]:
 STEEP_FRAC = 0.6
 """nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
 SEARCHED = (
-    "Trials, each with the speed that the search went by: mostly a short timing before it, and not measured in turns."
+    "Trials. Their speeds are those that the search went by: most are from a short timing, not in turns with others."
 )
 OTHERS_FRAC = 0.1
 """The share of a probe's cores that others may take: 0.00 to 0.03 on two quiet ones, 0.32 to 0.44 beside one."""
@@ -86,7 +86,9 @@ def _keep(found: Summary, best: Named) -> str:
     if not (count := found.trials_done):
         other = found.gain(SYSTEM, found.reference.name) if found.reference is not None else None
         why = "no probe was faster, and nothing else was trained"
-        why = why if other is None else f"with the fastest system knobs it is {gain_sentence(other)}"
+        if other is not None:
+            faster = _few(fmt.unlike(found.named[SYSTEM].config, best.config, found.table))
+            why = f"with the fastest system knobs ({faster}) training is {gain_sentence(other)}"
         return f"Keep today's settings ({named}): {why}."
     for_quality = found.study.setting("pick", "goal") == "quality"
     better = "better at no less speed" if for_quality else f"faster at the same {plain(found.objective)}"
@@ -154,7 +156,8 @@ def _learned(found: Summary, best: Named) -> str:
     if verdict == "unknown":
         return f"with {objective} {both} ({larger}{seeds})"
     told = {"same": "at the same", "better": "with better", "worse": "but with worse"}
-    return f"{told[verdict]} {objective} ({both}: {larger}{seeds})"
+    why = ", only system knobs differ" if not _apart(found, best, reference) else ""
+    return f"{told[verdict]} {objective} ({both}: {larger}{seeds}{why})"
 
 
 def _soon(found: Summary) -> str:
@@ -163,9 +166,9 @@ def _soon(found: Summary) -> str:
     if time is None or reference is None or time.own.median_s is None or time.reference.median_s is None:
         return ""
     own, today_s = duration(time.own.median_s), duration(time.reference.median_s)
-    if own == today_s:
-        return ""
-    both = f"{own} of training instead of {today_s}"
+    sooner = time.own.median_s < time.reference.median_s
+    how = "as today" if own == today_s else f"later than today ({today_s})"
+    both = f"{own} of training instead of {today_s}" if sooner and own != today_s else f"{own} of training, {how}"
     missed, seeds = time.own.missed, len(time.own.by_seed)
     but = f" (on {missed} of {plural(seeds, 'seed')} it never does)" if missed else ""
     return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {both}{but}."
@@ -193,11 +196,12 @@ def measured_sentence(found: Summary) -> str:
     told = [a.gain for a in own if a.gain and fmt.has_interval(a.gain)]
     gain = max(told, key=lambda g: g.trainings + g.rounds, default=None)
     seeds = max((a.quality.seeds for a in own if a.quality and a.quality.half_width is not None), default=0)
-    parts = [f"speed over: the ratio in {fmt.beside(gain)}, with its 95 % interval"] if gain else []
-    same = f"{objective} over: the mean difference on the same {seeds} seeds, ± half of its 95 % interval"
+    ground = f"ratio in {fmt.beside(gain)} (95 % interval)" if gain else ""
+    parts = [f"speed: {ground}; samples/s: that ratio times the reference's"] if gain else []
+    same = f"{objective}: mean difference on the same {seeds} seeds (± its 95 % interval)"
     parts += [same] * (seeds > 1)
     is_short = any("short timing" in gain.grounds for gain in found.gains)
-    parts += ["short timing: of a few seconds, not in turns"] * is_short
+    parts += ["short timing: a few seconds, not in turns"] * is_short
     return "; ".join(parts)
 
 
@@ -240,7 +244,7 @@ def cut_sentence(found: Summary) -> str:
     limit_s = finite(found.study.setting("search", "max_time"))
     more = f" search.max_time={math.ceil(2 * limit_s / 60)}m" if limit_s else ""
     command = resume_command(_recorded_folder(found))
-    return f"The search was cut short: {done} of {asked} trials ended; {command}{more} has more of them"
+    return f"The search was cut short: {done} of {asked} trials ended; to go on: {command}{more}"
 
 
 def kinds(found: Mapping[str, str]) -> list[str]:
@@ -289,7 +293,7 @@ def disturbed(probes: Sequence[ProbeRecord]) -> str:
         return ""
     took = f"other programs took {percent(statistics.median(disturbed))} of their cores"
     said = f"{took} while {len(disturbed)} of {len(timed)} probes were timed"
-    return f"{said}: their speeds are too low, and the search goes by them; run it again on a quiet machine"
+    return f"{said}: the search went by speeds that are too low. Gains in turns hold; a quiet machine may find more"
 
 
 def called(name: str) -> str:
@@ -372,6 +376,8 @@ def quality_sentence(found: Summary, own: Quality) -> str:
     if (count := len(own.by_seed)) < 3 or own.low is None or own.high is None:
         values = " and ".join(f"{value:.3f}" for value in sorted(own.by_seed.values()))
         return f"{own.mean:.3f}" + f", the mean of two seeds: {values}" * (count > 1) + ", by one seed" * (count == 1)
+    if own.low == own.high:
+        return f"{own.mean:.3f} on each of {count} seeds"
     expected = f"one more training is expected within {own.low:.3f} to {own.high:.3f} (95 %)"
     return f"{own.mean:.3f}, the mean of {count} seeds; {expected}"
 

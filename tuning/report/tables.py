@@ -20,7 +20,7 @@ from tuning.report.format import (
     unlike,
 )
 from tuning.report.named import WORDS, Named
-from tuning.report.sentences import bound, found_by, keeps_today
+from tuning.report.sentences import bound, called, found_by, keeps_today
 from tuning.report.summary import Summary
 from tuning.report.time_to_quality import Reached
 from tuning.report.trial_views import TrialView
@@ -50,8 +50,8 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     shown = list(dict.fromkeys(one.name for one in (*filter(None, [reference]), *chosen, *kept, *found.given())))
     rows_of = [found.named[name] for name in shown] + ([] if brief else list(found.others_trained_again()))
     objectives = [found.objective] if brief else [*found.objectives]
-    today = f" over {reference.name}" if reference else ""
-    until = f"reaches {found.objective} of {reference.name} in" if reference else ""
+    today = f" vs {reference.name}" if reference else ""
+    until = f"time to {found.objective} of {reference.name}" if reference else ""
     head = ["", "samples/s", f"speed{today}", *objectives, f"{found.objective}{today}", until]
     head += [] if brief else ["peak", "bound by", "card"]
     rows = [_answer(found, one, objectives, brief=brief) for one in rows_of]
@@ -103,10 +103,10 @@ def _speed(one: Named, reference: Named | None = None) -> str:
 def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
     """Yields what each optimisation bought at the best, and added to what it is compared with."""
     for base in dict.fromkeys(["best", *(one.base for one in found)]):
-        title = f"{base} with it, over {base}{' without' if base == 'best' else ''}"
+        title = "of best" if base == "best" else f"added to {base}"
         own = [one for one in found if one.base == base]
         if own:
-            yield Grid([title, "instead of", "speed", "memory"], [_ablated(one) for one in own])
+            yield Grid([title, "instead of", "speed with it", "memory with it"], [_ablated(one) for one in own])
 
 
 def _ablated(one: AblationResult) -> list[str]:
@@ -158,18 +158,20 @@ def _listed(
     rows = []
     for name, one in zip(names, views, strict=True):
         values = [f"{value:.3f}" if (value := one.values.get(n)) is not None else "-" for n in objectives]
-        knobs = "" if one.named else " ".join(unlike(one.config, base, found.table))
+        knobs = f"as in {called(one.named)}" if one.named else " ".join(unlike(one.config, base, found.table))
         rows.append([name, state(one), *values, rate(one.known_per_s), size(one.peak_allocated_bytes), knobs])
     return Grid(head, rows) if rows else None
 
 
 def compared(first: Summary, second: Summary) -> Grid:
-    """Returns the best of two runs side by side: where, how fast, how good, and the knobs that differ."""
+    """Returns the best of two runs side by side: where, how fast, how good, beside what, and the knobs that differ."""
     rows = [["workload", *(one.workload for one in (first, second))]]
     rows += [["device", *(one.place.device for one in (first, second))]]
     bests = [one.best for one in (first, second)]
     rows += [["best", *(found_by(best) if best else "-" for best in bests)]]
     rows += [["samples/s", *(_speed(best) if best else "-" for best in bests)]]
+    gains = [one.answers["best"].gain if "best" in one.answers else None for one in (first, second)]
+    rows += [["speed", *(f"{ratio(gain, 'x')} vs {gain.over}" if gain else "-" for gain in gains)]]
     for name in dict.fromkeys([*first.objectives, *second.objectives]):
         rows.append([name, *(quality(b.quality[name]) if b and name in b.quality else "-" for b in bests)])
     rows += [["peak", *(size(best.peak_allocated_bytes if best else None) for best in bests)]]

@@ -13,7 +13,7 @@ from rich.text import Text
 from trainables.knob_columns import Kind
 from tuning.config.cards import HERE
 from tuning.config.schema import StudyConfig
-from tuning.config.space import Choice, Range, values_of
+from tuning.config.space import Choice
 from tuning.journal import events
 from tuning.report import format as fmt
 from tuning.report import sentences, tables, words
@@ -39,18 +39,12 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     epochs = "trials of a length that the time allows" if length == "auto" else f"epochs of a trial: {length:g}"
     dtypes = space.given("amp_dtype")
     kinds: tuple[Kind, ...] = ("system", "both") if search.trials != 0 else ("system",)
-    fixed = {n: v for n, v in fmt.differing(space.fixed, {}, space.table).items() if space.table[n].kind != "learning"}
-    batch = space.given("batch_size")
-    whole = batch.high if isinstance(batch, Range) else max(map(float, values_of(batch)))
-    if fixed.get("micro_batch_size") == whole:  # no batch is cut
-        del fixed["micro_batch_size"]
     measured = ", ".join(space.subset(kinds).parameters)
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
         ("plan", f"{probes}, {trials}{at_once}, {confirm}"),
         ("budget", f"{budget.name}, {limit}, {epochs}, seed {search.seed}"),
         ("types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
-        ("active", ", ".join(fmt.assignments(fixed)) or "no setting beyond plain PyTorch"),
         ("probes", f"of {measured or 'one configuration'}"),
     ]
 
@@ -157,4 +151,4 @@ def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:
         yield Text("")
     untold = sum(one.gain is not None and one.gain.low is not None and not one.gain.is_told for one in found)
     if untold:
-        yield Text(f"{untold} of {len(found)} intervals hold 1.00: those knobs bought nothing here that can be told.")
+        yield Text(f"{untold} of {len(found)} intervals hold 1.00: no effect was seen. Ratios need not multiply.")

@@ -117,7 +117,7 @@ def judge(
         said.append(f"{percent(found.transfer)} copying to the device")
     if bound == "memory":
         said.append(f"{retries} allocator retries" if retries else f"{percent(memory_frac or 0.0)} of the memory taken")
-    sentence = f"{bound}: {', '.join(said)}"
+    sentence = f"{'compute, much of it the optimiser' if bound == 'optimizer' else bound}: {', '.join(said)}"
     if (stolen := facts.get("steal_frac", 0.0)) >= NOTED_FRAC:
         sentence += f"; disturbed: {percent(stolen)} of the processor went to other machines"
     own = Knobs.of(knobs or {}, table)

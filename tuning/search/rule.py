@@ -77,8 +77,8 @@ class Rule:
 
     @property
     def words(self) -> str:
-        """Returns what the quality of the pick has to be, such as "accuracy at least as good as the reference's"."""
-        limit = "at least as good as the reference's" if self.at_least is None else f"of {self.at_least:g} or better"
+        """Returns what the quality of the pick has to be, such as "accuracy as good as the reference's"."""
+        limit = "as good as the reference's" if self.at_least is None else f"of {self.at_least:g} or better"
         return f"{self.objective} {limit}" + f", less {self.tolerance:g}" * bool(self.tolerance)
 
 

@@ -247,7 +247,7 @@ class Limits:
         if search.max_time_s is None or begun >= planned:
             return ""
         enough = math.ceil(search.max_time_s * planned / max(1, begun) / 60)
-        return f"the time was enough for {plural(begun, 'trial')}: search.max_time={enough}m has about {planned}"
+        return f"the time was enough for {plural(begun, 'trial')} only; about {planned} need search.max_time={enough}m"
 
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""
@@ -296,8 +296,6 @@ class Limits:
         config, run = self.config, self._journal.run
         if (before := self.before()) is not None:
             return BEFORE, config.space.whole(before)
-        if PLAIN in config.named:  # of a file that does not say what is trained today
-            return PLAIN, config.space.whole(config.named[PLAIN])
         return PLAIN, groups.uncut(config.space, run, groups.guard(run, self.cap_bytes()))
 
     def before(self) -> Mapping[str, Scalar] | None:

@@ -217,7 +217,7 @@ class PickStage:
             return f"{reference}, {knobs}: {who} was both faster and as good"
         own = race.trained.get(found.name)
         what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {reference}"
-        said = f"of {again} {what} with {rule.words}"
+        said = f"{what} of {again} with {rule.words}"
         if own is None or not own.gains:
             return f"{said}, by the search's seed alone"
         gains, floor = list(own.gains.values()), reference if rule.at_least is None else f"{rule.at_least:g}"

@@ -312,7 +312,7 @@ class _Study:
         if searched and is_cut and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
         if names := left_out(self._run, self._space):
-            text = f"{', '.join(names)}: only one value was probed; a larger search.max_time has time for more"
+            text = f"{', '.join(names)}: only one value was probed: a larger search.max_time probes more"
             self._note(text, warns="values without a probe")
         if said := sentences.disturbed(self._run.probes):
             self._note(said, warns="probes")
