@@ -31,6 +31,7 @@ Finds the fastest training that keeps its accuracy and fits its card.
   python -m tuning report ID            write best.yaml and report.html anew
   python -m tuning export ID --to transformers
                                         what was found, for a framework
+  python -m tuning optuna ID            for optuna-dashboard; importances
   python -m tuning doctor workload=nli  check this machine; for a bug report
   python -m tuning --version
 
@@ -51,6 +52,7 @@ _VERBS = {
     "export": ("tuning.cli.runs", "export_best"),
     "compare": ("tuning.cli.runs", "compare_runs"),
     "stop": ("tuning.cli.stop", "main"),
+    "optuna": ("tuning.cli.optuna_mirror", "main"),
     "doctor": ("tuning.cli.runs", "check_machine"),
 }
 """Module and function of each command, loaded when it is asked for: `--help` must not take a second."""

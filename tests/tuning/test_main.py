@@ -80,7 +80,7 @@ def test_list_of_nothing_says_so(tmp_path, capsys):
 def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir, capsys):
     _, out, err = answered(capsys, "show", OLDEST, "--runs-dir", runs_dir)
     assert out.startswith("Set ")
-    assert "(trial t007)" in out
+    assert "every other knob at its default; trial t007" in " ".join(out.split())
     assert err == f"resume with: python -m tuning.run resume={OLDEST} {shlex.quote(f'runs_dir={runs_dir}')}\n"
     assert answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[2] == ""
 
@@ -241,3 +241,12 @@ def test_native_windows_and_macos_are_answered_in_one_sentence(platform, argumen
     said = capsys.readouterr().err
     assert said.startswith("error: cardtune runs on Linux")
     assert "WSL2" in said
+
+
+def test_a_run_is_written_as_a_study_of_optuna(runs_dir, capsys):
+    storage = runs_dir / "nli" / NEWEST / "optuna.log"
+    code, out, err = answered(capsys, "optuna", NEWEST, "--runs-dir", runs_dir)
+    assert (code, out) == (0, f"optuna-dashboard {shlex.quote(str(storage))}\n")
+    assert "10 trials that came to their end are needed" in err
+    found = json.loads(answered(capsys, "optuna", NEWEST, "--runs-dir", runs_dir, "--json", "--follow")[1])
+    assert found == {"storage": str(storage), "study": f"nli {NEWEST}", "importances": {}}

@@ -25,6 +25,8 @@ COMMAND_LINE = "command line"
 TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
 
+GONE = {"gp": "known", "rungs": "reference"}
+"""Samplers and pruners of earlier versions, with what came in their place."""
 Tree = dict[str, Any]
 
 
@@ -79,8 +81,15 @@ def resolved(config: StudyConfig) -> Tree:
 
 
 def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
-    """Returns the configuration that `resolved` made `mapping` of; raises ConfigError if it no longer passes."""
+    """Returns the configuration that `resolved` made `mapping` of; raises ConfigError if it no longer passes.
+
+    A run of an earlier version goes on with what came in place of a setting that is gone.
+    """
     tree = copy.deepcopy(dict(mapping))
+    search, pick = (tree.get(part, {}) for part in ("search", "pick"))
+    search.pop("strategy", None)
+    search |= {name: GONE[search[name]] for name in ("sampler", "pruner") if search.get(name) in GONE}
+    tree["pick"] = {"at_least": None, "goal": "speed", **pick}
     origins, dropped, argv = tree.pop("origins", {}), tree.pop("dropped", []), tree.pop("overrides", [])
     for key in ("card", "knobs", "named"):
         if not isinstance(tree.get(key), Mapping):

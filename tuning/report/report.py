@@ -47,7 +47,7 @@ def render(summary: Summary) -> str:
         cut=sentences.cut_sentence(summary),
         train=sentences.train_command(summary, "best"),
         settings=[] if sentences.keeps_today(summary) else chosen,
-        others="at cardtune's default" if base is None else f"as in {sentences.called(base.name)}",
+        others="at its default" if base is None else f"as in {sentences.called(base.name)}",
         place=sentences.place_sentence(summary.place),
         notes=[note for note in summary.notes if note not in summary.warnings],
         knobs=tables.knobs(summary),

@@ -79,13 +79,13 @@ def summary(found: Summary) -> list[RenderableType]:
     if cut := sentences.cut_sentence(found):
         rows.append(("note", Text(f"{cut}.", style="yellow")))
     if best is not None and not sentences.keeps_today(found):
-        base, trial = sentences.today(found), f"({sentences.found_by(best)})"
-        others = "at cardtune's default" if base is None else f"as in {sentences.called(base.name)}"
+        base, origin = sentences.today(found), sentences.found_by(best)
+        others = "at its default" if base is None else f"as in {sentences.called(base.name)}"
         if chosen := fmt.settings(best.config, found.table, base.config if base else None):
             texts = [Text(plain(text), style="bold", overflow="fold") for text in chosen]
-            rows += [("set", Columns(texts, padding=(0, 2), equal=True)), ("", f"every other knob {others} {trial}")]
+            rows += [("set", Columns(texts, padding=(0, 2), equal=True)), ("", f"every other knob {others}; {origin}")]
         else:
-            rows.append(("set", f"nothing: every knob {others} {trial}"))
+            rows.append(("set", f"nothing: every knob {others}; {origin}"))
     rows += [("but", Text(f"{said}.", style="yellow")) for said in sentences.cautions(found)]
     if rows:
         parts.append(labelled(rows))
