@@ -90,6 +90,8 @@ def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
     search.pop("strategy", None)
     search |= {name: GONE[search[name]] for name in ("sampler", "pruner") if search.get(name) in GONE}
     tree["pick"] = {"at_least": None, "goal": "speed", **pick}
+    if isinstance(named := tree.get("named"), dict):  # which had what a document claimed of them
+        tree["named"] = {name: own for name, own in named.items() if name not in ("source", "claims", "claims_of")}
     origins, dropped, argv = tree.pop("origins", {}), tree.pop("dropped", []), tree.pop("overrides", [])
     for key in ("card", "knobs", "named"):
         if not isinstance(tree.get(key), Mapping):

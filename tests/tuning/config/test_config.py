@@ -271,7 +271,9 @@ def test_resolved_survives_json_and_comes_back_equal(argv):
 def test_recorded_configuration_is_checked_again():
     config = load([])
     tree, gone = resolved(config), {"strategy": "staged", "sampler": "gp", "pruner": "rungs"}
-    earlier = from_resolved({**tree, "search": {**tree["search"], **gone}, "pick": {"tolerance": 0.01}}, EVERY)
+    earlier = from_resolved(
+        {**tree, "search": {**tree["search"], **gone}, "pick": {"tolerance": 0.01}, "named": {"source": ""}}, EVERY
+    )
     assert (earlier.search, earlier.pick.tolerance, earlier.pick.goal) == (config.search, 0.01, "speed")
     with pytest.raises(ConfigError, match=r"search\.trials=-1 is not allowed"):
         from_resolved({**tree, "search": {**tree["search"], "trials": -1}}, EVERY)
