@@ -35,19 +35,19 @@ from tuning.workers.doctor import choose_devices
 from tuning.workers.own_workload import UserFile
 
 DESCRIPTION = """\
-Says what fits a card, without one: the predicted peak of a training step, by micro-batch, type of autocast,
-activation checkpointing and adapter.
+Predicts what fits a card, without the card: the peak memory of a training step, by micro-batch, AMP dtype, activation
+checkpointing and adapter.
 
   python -m tuning estimate workload=nli card=rtx4060
   python -m tuning estimate workload=mine.py card=rtx3090 'knobs.micro_batch_size=[1,2,4,8]'
 
 A model without a workload, by its name in timm or by its configuration alone; 'batch_size=?', 'max_length=?' or
-'card=?' is looked for:
+'card=?' finds the largest, or the smallest card, that fits:
 
   python -m tuning estimate timm:resnet50 card=rtx3090
   python -m tuning estimate hf:FOLDER adapter=lora base_dtype=bf16 dtype=bf16 max_length=2048 'card=?'
 
-Where nothing can be predicted it says why and what tells it instead, and exits with 1.
+If nothing can be predicted it says why, and how to measure it instead, and exits with 1.
 """
 LEAST_SAVING_FRAC = 0.01
 """A remedy that saves less than a hundredth is not named. Each is tried on top of those before it."""

@@ -40,7 +40,10 @@ LEAST_S, MOST_S = 10.0, 86_400.0
 
 def parser() -> argparse.ArgumentParser:
     """Returns the arguments of the command."""
-    does = "Runs a training as it stands, changes settings from outside, and says which make it faster. Edits nothing."
+    does = (
+        "Runs a training several times, for some seconds each, as it stands and with settings changed from outside "
+        "(workers, pinning, fused optimiser and others), and says which make it faster. Edits nothing."
+    )
     made = argparse.ArgumentParser(prog="python -m tuning probe", description=does)
     made.add_argument("--max-time", default="60s", metavar="TIME", help="for all runs together, such as 3m  [60s]")
     made.add_argument("--runs-dir", default="runs", metavar="PATH", help="where its files go  [runs]")

@@ -74,7 +74,7 @@ def _found(known: Summary) -> str:
         return ""
     gain, changed = known.gain("best", reference.name), unlike(best.config, reference.config, known.table)
     if not changed:
-        return f"as {plain(reference.name)}"
+        return f"keep {plain(reference.name)}"
     perhaps = "perhaps " * (gain is not None and gain.low is not None and not gain.is_told)
     return " ".join([f"{perhaps}{gain.ratio:.2f}x {plain(reference.name)} " if gain else "", *changed]).strip()
 
@@ -151,7 +151,7 @@ def compare_runs(arguments: Sequence[str]) -> int:
 
 def export_best(arguments: Sequence[str]) -> int:
     """Prints the best.yaml of a run in the words of a framework and returns the exit code."""
-    does = "Prints the best.yaml of a run in the words of a framework; stderr lists what it has no word for."
+    does = "Prints the best.yaml of a run as settings of a framework; stderr lists what it has no setting for."
     made = with_id("export", does, as_json=False)
     made.epilog = (
         "transformers: arguments of TrainingArguments. lightning: of Trainer and DataLoader. accelerate: of "
@@ -186,7 +186,7 @@ def write_again(arguments: Sequence[str]) -> int:
 
 def check_machine(arguments: Sequence[str]) -> int:
     """Prints what this machine has and returns the exit code: 3 where something is missing."""
-    made = parser("doctor", "Says what this machine has, and what a study would miss here.")
+    made = parser("doctor", "Says what this machine has, and what a study needs that is missing here.")
     made.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a study's, such as workload=nli card=rtx3090")
     asked = made.parse_args(arguments)
     with UserFile() as file:

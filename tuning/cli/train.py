@@ -37,10 +37,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("options", nargs="*", metavar="ID|workload.NAME=VALUE", help=said)
     length = made.add_mutually_exclusive_group()
     samples = _number("--samples", 1, 10**12, "a whole number from 1 to 1e12", "10000")
-    said = "training samples seen  [as many as best.yaml was measured with]"
+    said = "training samples seen  [as long as the trainings of the study, which may be less than an epoch]"
     length.add_argument("--samples", type=samples, metavar="N", help=said)
     epochs = _number("--epochs", 1e-9, 10_000, "a number above 0, at most 10000", "3")
-    length.add_argument("--epochs", type=epochs, metavar="X", help="the same in passes over the data")
+    length.add_argument("--epochs", type=epochs, metavar="X", help="the same in epochs")
     seed = _number("--seed", 0, 2**32 - 1, "a whole number from 0 to 4294967295", "0")
     made.add_argument("--seed", type=seed, metavar="N", help="weights and order of the samples  [of best.yaml]")
     made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")

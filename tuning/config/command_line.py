@@ -87,7 +87,7 @@ def choose(group: str, value: str, available: Collection[str]) -> str:
     allowed = f"{names}; or a dotted module, or the path of a .py file" if group == "workload" else names
     remedy = f"did you mean {group}={first}?" if near else f"{group}={first}"
     if group == "card":  # whoever has a card that is not listed knows its memory
-        remedy += f"{'' if near else ','} or for another card its memory: card=auto card.memory_gib=32"
+        remedy += f"{'' if near else ','} or, without a GPU here, another card's memory: card=auto card.memory_gib=32"
     raise ConfigError(f"{group}={_short(value)}: there is no such {group}", allowed=allowed, remedy=remedy)
 
 

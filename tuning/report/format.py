@@ -127,10 +127,10 @@ def percent(frac: float | None) -> str:
     return "-" if frac is None else bottleneck.percent(frac)
 
 
-def passes(over_data: float) -> str:
-    """Returns how often a training sees its data, "1 pass" or "2.5 passes"."""
+def epochs(over_data: float) -> str:
+    """Returns how often a training sees its data, "1 epoch" or "2.5 epochs"."""
     count = f"{over_data:.2g}" if over_data < 10 else f"{over_data:,.0f}"
-    return f"{count} pass{'es' * (count != '1')}"
+    return f"{count} epoch{'s' * (count != '1')}"
 
 
 def plural(count: int, word: str, many: str = "") -> str:

@@ -103,7 +103,7 @@ def to_quality(summary: Summary) -> Figure | None:
 
     name = plain(shown[0].name)
     caption = (
-        f"{plain(summary.objective).capitalize()} over seconds of training of {name} and what there is to choose from: "
+        f"{plain(summary.objective).capitalize()} over seconds of training, of {name} and the answers: "
         f"a faint line for each seed, the mean bold. What comes to the dashed line, where {name} ends, is as good."
     )
     return _figure("to_quality", 2.8, draw, caption)

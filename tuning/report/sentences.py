@@ -42,7 +42,8 @@ def left_out(config: StudyConfig) -> list[str]:
 STEEP_FRAC = 0.6
 """nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
 SEARCHED = (
-    "Trials. Their speeds are those that the search went by: most are from a short timing, not in turns with others."
+    "Trials. Their speeds are those that the search went by: most are from a short timing, not in turns with others. "
+    "front: no other trial is both faster and as good."
 )
 OTHERS_FRAC = 0.1
 """The share of a probe's cores that others may take: 0.00 to 0.03 on two quiet ones, 0.32 to 0.44 beside one."""
@@ -389,7 +390,7 @@ def bound(found: Verdict) -> str:
 
 def verdict_sentence(found: Verdict) -> str:
     """Returns what holds a configuration back, and what may help that was not tried, if it holds back much."""
-    untried = f"; not tried: {', '.join(found.remedies[:3])}" if found.held and found.remedies else ""
+    untried = f"; not tried, might help: {', '.join(found.remedies[:3])}" if found.held and found.remedies else ""
     return f"{found.sentence}{untried}"
 
 

@@ -44,7 +44,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
         ("plan", f"{probes}, {trials}{at_once}, {confirm}"),
         ("budget", f"{budget.name}, {limit}, {epochs}, seed {search.seed}"),
-        ("types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
+        ("dtypes", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
         ("probes", f"of {measured or 'one configuration'}"),
     ]
 
@@ -107,7 +107,9 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
     yield from (("knobs", said) for said in sentences.kinds(found.kinds))
     yield from (("note", Text(plain(said), style="yellow")) for said in found.warnings)
     short = found.trials_asked is not None and found.trials_done < found.trials_asked
-    yield "trials", words.counts(found.trial_counts) + f" ({found.trials_asked} were asked for)" * short
+    samples, epoch = found.horizon_samples, found.study.train_samples
+    long = f"; each at most {samples:,} samples, {fmt.epochs(samples / epoch)}" if samples and epoch and found.trials else ""
+    yield "trials", words.counts(found.trial_counts) + f" ({found.trials_asked} were asked for)" * short + long
     yield from (("", said) for said in sentences.failed(found.trials))
     if found.probes:
         yield "probes", f"{words.counts(found.probe_counts)} (a probe times a configuration for a few seconds)"

@@ -30,7 +30,7 @@ def outcome(name: str) -> str:
 def state(one: TrialView) -> str:
     """Returns how a trial or probe ended, such as "stopped at 400" with the samples at which it did."""
     if one.stopped_at:
-        return f"stopped at {one.stopped_at}"
+        return f"stopped at {one.stopped_at:,}"
     return outcome(one.outcome) + f", ended by itself at {one.samples}" * one.has_ended
 
 

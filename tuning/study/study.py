@@ -36,7 +36,7 @@ from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, predict_all
 from tuning.report import export, report, sentences, summary
-from tuning.report.format import passes
+from tuning.report.format import epochs
 from tuning.search import runtime_check
 from tuning.search.confirm import SHARE
 from tuning.search.probe import ProbeStage, left_out
@@ -277,7 +277,7 @@ class _Study:
             self._journal.rewrite(events.StudyRecord)  # without any, as after one flipped bit, nothing can be resumed
         if not self._opening().horizon_samples and not self._limits.idle():  # else more time may make it longer
             self._journal.rewrite(events.StudyRecord, horizon_samples=self._limits.horizon())
-            seen = passes(self._limits.horizon() / max(1, self._opening().train_samples))
+            seen = epochs(self._limits.horizon() / max(1, self._opening().train_samples))
             told, today = f"a trial trains on {self._limits.horizon():,} samples ({seen})", config.epochs
             if today is None:
                 longer = "what is best for a longer one may be another: budget.train_epochs=N sets its length"
@@ -285,7 +285,7 @@ class _Study:
             elif self._limits.horizon() == round(today * self._opening().train_samples):
                 self._note(f"{told}, as EPOCHS of {config.ref} says")
             else:
-                whole = f"what is best for {today:g} pass{'es' * (today != 1)} may be another"
+                whole = f"what is best for {epochs(today)} may be another"
                 longer = "a larger search.max_time has longer trials"
                 self._note(f"{told}, as the time allows; {whole}: {longer}", warns="length")
 

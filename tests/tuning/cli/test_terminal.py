@@ -118,7 +118,7 @@ def test_hostile_text_is_printed_as_text(records, study):
 
 def test_quiet_says_little_and_still_warns(records, study):
     out, err = play(records, study, verbosity=-1)
-    assert (err, "(trial t007)" in out) == ("", True)
+    assert (err, "; trial t007" in out) == ("", True)
     terminal, stream = told(-1)
     for _ in range(2):
         terminal.warning("the disk is [bold]nearly[/bold] full")

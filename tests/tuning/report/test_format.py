@@ -23,8 +23,8 @@ SHOWN = [
     *((fmt.percent, arguments, text) for arguments, text in [
         ((0.0,), "0 %"), ((0.004,), "0.4 %"), ((0.615,), "62 %"), ((1.0,), "100 %"), ((None,), "-"),
     ]),
-    *((fmt.passes, arguments, text) for arguments, text in [
-        ((0.25,), "0.25 passes"), ((1.004,), "1 pass"), ((2.5,), "2.5 passes"), ((120.0,), "120 passes"),
+    *((fmt.epochs, arguments, text) for arguments, text in [
+        ((0.25,), "0.25 epochs"), ((1.004,), "1 epoch"), ((2.5,), "2.5 epochs"), ((120.0,), "120 epochs"),
     ]),
     *((fmt.size, arguments, text) for arguments, text in [
         ((50 * 2**20,), "50 MiB"), ((int(1.2 * 2**30),), "1.2 GiB"), ((None,), "-"),
