@@ -107,8 +107,8 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
     yield from (("knobs", said) for said in sentences.kinds(found.kinds))
     yield from (("note", Text(plain(said), style="yellow")) for said in found.warnings)
     short = found.trials_asked is not None and found.trials_done < found.trials_asked
-    samples, epoch = found.horizon_samples, found.study.train_samples
-    long = f"; each at most {samples:,} samples, {fmt.epochs(samples / epoch)}" if samples and epoch and found.trials else ""
+    samples, epoch = found.horizon_samples or 0, found.study.train_samples or 1
+    long = f"; each at most {samples:,} samples, {fmt.epochs(samples / epoch)}" * bool(samples and found.trials)
     yield "trials", words.counts(found.trial_counts) + f" ({found.trials_asked} were asked for)" * short + long
     yield from (("", said) for said in sentences.failed(found.trials))
     if found.probes:
