@@ -48,10 +48,10 @@ CARDS
                           log} a range
   named.before.KNOB=VALUE your current settings: trained first, and compared
                           with [BEFORE of your file]
-  search.trials=auto|N    the most trials; auto: what the time allows, up to 50,
-                          or 12 without search.max_time; 0: nothing is trained,
-                          the fastest system knobs in a minute [quick: auto,
-                          full: 60]
+  search.trials=auto|N    the most trials; auto: what the time allows, up to 50
+                          (12 with search.max_time=null); 0: nothing is
+                          trained, the fastest system knobs in a minute
+                          [quick: auto, full: 60]
   search.max_time=TIME    limit of the whole study, as 90s, 4m or 2h
                           [quick: 4m, full: none]
   search.hang_time=TIME   a process that idles so long without an answer is

@@ -246,7 +246,7 @@ def test_native_windows_and_macos_are_answered_in_one_sentence(platform, argumen
 def test_a_run_is_written_as_a_study_of_optuna(runs_dir, capsys):
     storage = runs_dir / "nli" / NEWEST / "optuna.log"
     code, out, err = answered(capsys, "optuna", NEWEST, "--runs-dir", runs_dir)
-    assert (code, out) == (0, f"optuna-dashboard {shlex.quote(str(storage))}\n")
+    assert (code, out) == (0, f"to look at it: optuna-dashboard {shlex.quote(str(storage))}\n")
     assert "10 trials that came to their end are needed" in err
     found = json.loads(answered(capsys, "optuna", NEWEST, "--runs-dir", runs_dir, "--json", "--follow")[1])
     assert found == {"storage": str(storage), "study": f"nli {NEWEST}", "importances": {}}

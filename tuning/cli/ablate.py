@@ -35,7 +35,7 @@ from tuning.workers.worker_config import WorkerConfig
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
     does = (
-        "Takes one knob at a time out of the best, adds one to the reference, and times each in turns with the whole."
+        "Leaves one knob at a time out of the best, adds one to the reference, and times each in turns with the whole."
     )
     made = with_id("ablate", does)
     made.add_argument("--rounds", type=int, default=5, help="windows of each configuration, 2 to 100  [5]")

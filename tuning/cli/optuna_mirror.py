@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     study = optuna_study.mirrored(run, name, storage)
     result, said = (console(stream, os.environ) for stream in (sys.stdout, sys.stderr))
     if not asked.json:
-        line(result, f"optuna-dashboard {shlex.quote(place)}")
+        line(result, f"to look at it: optuna-dashboard {shlex.quote(place)}")
     while asked.follow and not run.is_finished:
         time.sleep(EACH_S)
         run, _ = runs_of(folder)

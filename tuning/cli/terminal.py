@@ -132,7 +132,7 @@ class Terminal:
         """Says that a stage begins."""
         self._doing, found = "", self._progress(self._run)
         said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
-        what = "   each with what differs from the best so far" * (name in ("probe", "search"))
+        what = "; each line has what differs from the best so far" * (name in ("probe", "search"))
         self._say(Text(f"{said}{what}"))
         if self._drawn:
             self._start_live()

@@ -316,7 +316,8 @@ def gain_sentence(gain: Gain) -> str:
     ground = f"by {gain.grounds or fmt.beside(gain)}"
     ground = f"95 % interval {interval.strip('()')}" if interval else ground
     if gain.low is not None and not gain.is_told:
-        return f"not clearly faster or slower than {over} ({times} times as fast, {ground})"
+        unsure = f"not clearly faster or slower than {over} ({times} times as fast, {ground})"
+        return unsure if interval else f"{times} times as fast as {over} {ground}, too few to tell"
     return f"{times} times as fast as {over} ({ground})"
 
 
@@ -377,10 +378,9 @@ def quality_sentence(found: Summary, own: Quality) -> str:
     if (count := len(own.by_seed)) < 3 or own.low is None or own.high is None:
         values = " and ".join(f"{value:.3f}" for value in sorted(own.by_seed.values()))
         return f"{own.mean:.3f}" + f", the mean of two seeds: {values}" * (count > 1) + ", by one seed" * (count == 1)
-    if own.low == own.high:
-        return f"{own.mean:.3f} on each of {count} seeds"
-    expected = f"one more training is expected within {own.low:.3f} to {own.high:.3f} (95 %)"
-    return f"{own.mean:.3f}, the mean of {count} seeds; {expected}"
+    reach = f"{own.low:.3f} to {own.high:.3f} (95 %)"
+    several = f"{own.mean:.3f}, the mean of {count} seeds; one more training is expected within {reach}"
+    return f"{own.mean:.3f} on each of {count} seeds" if own.low == own.high else several
 
 
 def bound(found: Verdict) -> str:

@@ -153,4 +153,4 @@ def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:
         yield Text("")
     untold = sum(one.gain is not None and one.gain.low is not None and not one.gain.is_told for one in found)
     if untold:
-        yield Text(f"{untold} of {len(found)} intervals hold 1.00: no effect was seen. Ratios need not multiply.")
+        yield Text(f"{untold} of {len(found)} intervals hold 1.00: of those no effect was seen. Effects interact.")

@@ -63,7 +63,7 @@ def event(
         case events.WindowRecord():
             parts = [count, made.name, speed(made)]
         case events.ConfirmedRecord():
-            label, one = "again", view(made)
+            label, one = "retrain", view(made)
             parts = [count, f"{made.name}  seed {made.seed}", *_measured(one, objective), _failed(one)]
         case events.ProbeRecord() | events.TrialRecord():
             one = view(made)

@@ -214,7 +214,8 @@ class PickStage:
         if found.name in (reference, SYSTEM):
             knobs = "unchanged" if found.name == reference else "with the fastest system knobs"
             who = f"none of {again}" if tried else "no trial of the search"
-            return f"{reference}, {knobs}: {who} was both faster and as good"
+            why = f"{who} was both faster and as good" if self._journal.run.searched else "nothing else was trained"
+            return f"{reference}, {knobs}: {why}"
         own = race.trained.get(found.name)
         what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {reference}"
         said = f"{what} of {again} with {rule.words}"

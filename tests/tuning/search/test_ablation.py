@@ -90,7 +90,7 @@ def test_lines_fit_the_terminal(tmp_path: Path) -> None:
         console.print(*text.ablation(results(run)), sep="\n")
     said = captured.get()
     assert all(len(line) <= 80 for line in said.splitlines())
-    assert "intervals hold 1.00: no effect was seen" in " ".join(said.split())
+    assert "intervals hold 1.00: of those no effect was seen" in " ".join(said.split())
 
 
 def test_each_differing_knob_of_speed_is_changed_at_both_ends() -> None:
