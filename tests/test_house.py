@@ -213,7 +213,7 @@ MOST_LINES = {
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 720,
     "tests/trainables/*.py": 7_960,
-    "tests/tuning/*.py": 15_600,
+    "tests/tuning/*.py": 15_620,
 }
 
 

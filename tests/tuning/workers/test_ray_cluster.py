@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tuning.config.errors import PreflightError
+from tuning.config.errors import PreflightError, StoppedEarly
 from tuning.workers.ray_cluster import RayCluster, sweep
 
 LOST_EARLY = """
@@ -50,3 +52,12 @@ def test_what_ray_raises_while_it_starts_is_one_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr("ray.init", fails)
     with pytest.raises(PreflightError, match=r"Ray did not start: The current node timed out during startup\.\n  try"):
         RayCluster(cores=1, gpus=0, dashboard=False).__enter__()
+
+
+@pytest.mark.parametrize("kind", [None, KeyboardInterrupt, RuntimeError])
+def test_a_lost_process_ends_the_search_whatever_came_of_the_interrupt(kind: type[BaseException] | None) -> None:
+    """Tune may swallow the interrupt, and the search then ends with nothing, as if no trial had been any good."""
+    cluster: Any = RayCluster(cores=1, gpus=0, dashboard=False)
+    cluster._watch = SimpleNamespace(end=lambda: "its process raylet is gone")
+    with pytest.raises(StoppedEarly, match="its process raylet is gone"):
+        cluster.__exit__(kind, None if kind is None else kind(), None)
