@@ -85,6 +85,7 @@ class RayCluster:
         except BaseException as error:  # a Ctrl-C, or a process of Ray was lost
             self.__exit__(type(error), error, error.__traceback__)
             raise
+        self._watch.has_started = True
         keep_terminated(terminated)
         self.dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else ""
         return self
@@ -112,7 +113,7 @@ class _Watch:
 
     def __init__(self, token: str) -> None:
         self._token, self._main = token, threading.current_thread()
-        self._lost = ""
+        self._lost, self.has_started = "", False
         self._wakes, self._ends = os.pipe()
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
@@ -140,7 +141,8 @@ class _Watch:
         for descriptor in names:
             os.close(descriptor)
         if self._lost:
-            leftovers.end(self._token)  # without them Ray's waits end at once
+            if self.has_started:  # before, Ray would end this process by itself, with code 1
+                leftovers.end(self._token)  # without them Ray's waits end at once
             if self._main is threading.main_thread():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             if not select.select([self._wakes], [], [], LEAVES_S)[0]:  # some waits of Ray let no signal through
