@@ -29,7 +29,7 @@ _TOKEN = secrets.token_hex(32)
 """Shared by every cluster of this process: Ray reads a token once a process, and would refuse another cluster's."""
 NEEDED = ("gcs_server", "raylet")
 """Processes of Ray without which a search would wait: for the first Ray waits a minute, for the second for good."""
-_LOOK_S = 0.1
+_LOOK_S = 0.05
 """How often it is looked whether such a process has been started: 4 ms with 100 processes."""
 LEAVES_S = 8.0
 """How long a study may take to leave once one is gone."""
@@ -140,16 +140,17 @@ class _Watch:
             self._lost = f"its process {names[ended[0]]} is gone"
         for descriptor in names:
             os.close(descriptor)
-        if self._lost:
-            if self.has_started:  # before, Ray would end this process by itself, with code 1
-                leftovers.end(self._token)  # without them Ray's waits end at once
+        if self._lost and self.has_started:
+            leftovers.end(self._token)  # without them Ray's waits end at once
             if self._main is threading.main_thread():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            if not select.select([self._wakes], [], [], LEAVES_S)[0]:  # some waits of Ray let no signal through
-                shown = "\x1b[?25h" * os.isatty(2)  # the cursor
-                said = f"error: Ray ended the search: {self._lost}\n  try: python -m tuning.run resume=last"
-                os.write(2, f"{shown}\n{said}\n".encode())
-                os._exit(StoppedEarly.exit_code)
+            if select.select([self._wakes], [], [], LEAVES_S)[0]:
+                return
+        if self._lost:  # some waits of Ray let no signal through; one that starts would end this process with code 1
+            shown = "\x1b[?25h" * os.isatty(2)  # the cursor
+            said = f"error: Ray ended the search: {self._lost}\n  try: python -m tuning.run resume=last"
+            os.write(2, f"{shown}\n{said}\n".encode())
+            os._exit(StoppedEarly.exit_code)
 
 
 def keep_terminated(handler: Any) -> None:
