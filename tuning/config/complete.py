@@ -13,7 +13,7 @@ from trainables.knobs import LOOP, KnobTable, Scalar
 from trainables.near_names import nearest
 from tuning.config import yaml_files
 from tuning.config.cards import Card, honoured, restrict
-from tuning.config.choices import AFTER, BEFORE
+from tuning.config.choices import AFTER, BEFORE, PLAIN
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import COMMAND_LINE, SCALARS, check_options, check_whole, drop_idle, parse_named, parse_space
 from tuning.config.schema import StudyConfig, card_as_raw
@@ -73,7 +73,7 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
     """Returns the configuration of a user's workload, completed with what its file declares.
 
     The command line wins over the file. A knob that is not searched has the value of `before`, which gains are measured
-    against; without a `before` these are the space's plain defaults. Raises ConfigError as `complete` does.
+    against; without a `before` these are the plain defaults. Raises ConfigError as `complete` does.
     """
     ref, options, table = config.workload.ref, dict(declared.options), declared.table
     check_plain(ref, options)
@@ -92,8 +92,8 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
     given = {**options, **config.workload.options}
     check_options(given, options, origins)
     workload = config.workload.model_copy(update={"options": given, "epochs": declared.epochs})
-    reference = {BEFORE: before} if before else {}
-    named = {**reference, **config.named, **reference}  # the reference first
+    reference = {BEFORE: before} if before else {PLAIN: table.whole({"micro_batch_size": plain_batch})}
+    named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}
     return config.model_copy(update=update)
 

@@ -296,6 +296,8 @@ class Limits:
         config, run = self.config, self._journal.run
         if (before := self.before()) is not None:
             return BEFORE, config.space.whole(before)
+        if PLAIN in config.named:  # of a file that does not say what is trained today
+            return PLAIN, config.space.whole(config.named[PLAIN])
         return PLAIN, groups.uncut(config.space, run, groups.guard(run, self.cap_bytes()))
 
     def before(self) -> Mapping[str, Scalar] | None:

@@ -232,7 +232,7 @@ def test_gains_are_over_what_the_file_or_the_command_line_says_of_before(own):
     assert both == {"before": {"batch_size": 8, "num_workers": 2, "micro_batch_size": 8}, "small": {"batch_size": 1}}
     assert next(iter(both)) == "before"
     nothing = declaring(load([f"workload={own}"]), space, {})
-    assert nothing.named == {}
+    assert nothing.named == {"plain defaults": EVERY.whole({"micro_batch_size": 32})}
     no_size = declaring(load([f"workload={own}"]), {"learning_rate": [0.1, 0.2]}, {})
     assert no_size.named == nothing.named
     assert no_size.space.fixed["micro_batch_size"] == 32, "the default batch, in one pass too"
