@@ -54,7 +54,7 @@ def test_finished_run_is_printed_again_and_unchanged(finished: Path, capsys: pyt
     before, beside = finished.read_bytes(), sorted(finished.parent.iterdir())
     assert run.main([f"resume={FINISHED}", "runs_dir=my runs"]) == 0
     out, err = capsys.readouterr()
-    assert "(trial t007)" in out
+    assert "; trial t007" in out
     assert f"the run {FINISHED} is finished" in err
     assert finished.read_bytes() == before
     assert sorted(finished.parent.iterdir()) == beside
