@@ -27,6 +27,7 @@ TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 
 GONE = {"gp": "known", "rungs": "reference"}
 """Samplers and pruners of earlier versions, with what came in their place."""
+
 Tree = dict[str, Any]
 
 
@@ -87,9 +88,11 @@ def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
     """
     tree = copy.deepcopy(dict(mapping))
     search, pick = (tree.get(part, {}) for part in ("search", "pick"))
-    search.pop("strategy", None)
-    search |= {name: GONE[search[name]] for name in ("sampler", "pruner") if search.get(name) in GONE}
-    tree["pick"] = {"at_least": None, "goal": "speed", **pick}
+    if isinstance(search, dict) and isinstance(pick, dict):
+        if search.get("strategy") == "staged":  # the other, joint, has nothing in its place
+            del search["strategy"]
+        search |= {name: GONE[search[name]] for name in ("sampler", "pruner") if search.get(name) in GONE}
+        tree["pick"] = {"at_least": None, "goal": "speed", **pick}
     if isinstance(named := tree.get("named"), dict):  # which had what a document claimed of them
         tree["named"] = {name: own for name, own in named.items() if name not in ("source", "claims", "claims_of")}
     origins, dropped, argv = tree.pop("origins", {}), tree.pop("dropped", []), tree.pop("overrides", [])

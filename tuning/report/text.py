@@ -106,10 +106,11 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
         yield "device", sentences.place_sentence(found.place)
     yield from (("knobs", said) for said in sentences.kinds(found.kinds))
     yield from (("note", Text(plain(said), style="yellow")) for said in found.warnings)
-    short = found.trials_asked is not None and found.trials_done < found.trials_asked
-    samples, epoch = found.horizon_samples or 0, found.study.train_samples or 1
-    long = f"; each at most {samples:,} samples, {fmt.epochs(samples / epoch)}" * bool(samples and found.trials)
-    yield "trials", words.counts(found.trial_counts) + f" ({found.trials_asked} were asked for)" * short + long
+    is_short = found.trials_done < (found.trials_asked or 0)
+    samples, epoch = found.horizon_samples or 0, found.study.train_samples
+    seen = f", {fmt.epochs(samples / epoch)}" if epoch else ""
+    long = f"; each at most {samples:,} samples{seen}" * bool(samples and found.trials)
+    yield "trials", words.counts(found.trial_counts) + f" ({found.trials_asked} were asked for)" * is_short + long
     yield from (("", said) for said in sentences.failed(found.trials))
     if found.probes:
         yield "probes", f"{words.counts(found.probe_counts)} (a probe times a configuration for a few seconds)"

@@ -96,7 +96,7 @@ class RayCluster:
         lost = self._watch.end() if self._watch is not None else ""
         ray.shutdown()
         self._reap()
-        if lost:  # whatever came of the interrupt: Tune may have swallowed it, and ended with errors or with nothing
+        if lost:  # whatever came of the interrupt: without its processes Ray may raise another error first
             raise StoppedEarly(f"Ray ended the search: {lost}", remedy="go on with resume=") from error
 
     def _reap(self) -> None:

@@ -272,7 +272,7 @@ def test_a_loop_that_cannot_be_ended_ends_its_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_still_loads_torch_ends_with_its_study(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "torch.py").write_text("import threading\nthreading.Event().wait()\n")
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
     own = [sys.executable, "-P", "-m", "tuning.workers.serve", "0"]
     ended = subprocess.run(own, stdin=subprocess.DEVNULL, env=env, process_group=0, timeout=20.0)
