@@ -205,15 +205,15 @@ MOST_LINES = {
     "tuning/outside/*.py": 910,
     "tuning/ray/*.py": 870,
     "tuning/report/*.py": 3_150,
-    "tuning/search/*.py": 3_780,
+    "tuning/search/*.py": 3_800,
     "tuning/stats/*.py": 180,
-    "tuning/study/*.py": 1_450,
-    "tuning/workers/*.py": 5_090,
-    "trainables/*.py": 12_020,
+    "tuning/study/*.py": 1_470,
+    "tuning/workers/*.py": 5_180,
+    "trainables/*.py": 12_250,
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 720,
-    "tests/trainables/*.py": 7_960,
-    "tests/tuning/*.py": 15_620,
+    "tests/trainables/*.py": 8_020,
+    "tests/tuning/*.py": 15_710,
 }
 
 

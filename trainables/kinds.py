@@ -178,6 +178,8 @@ def differing(
             why, in_halves, halves, given = str(error), whole, base, []
         reasons |= {"micro_batch_size": why} if why else {}
         changes = {name: value for name, value in changes.items() if name not in reasons}
+    if workers and isinstance(resident, OwnResident) and resident.moves:
+        reasons.setdefault("num_workers", resident.moves)
     for name, value in changes.items():
         # Batches are cut in halves: in a whole batch sorting changes nothing, and other knobs change less.
         is_micro = name == "micro_batch_size"
@@ -376,10 +378,18 @@ def _counts(resident: OwnResident, config: Config, samples: int) -> tuple[Counte
             if any(t.layout is torch.strided and t.data_ptr() in weights for t in tensors_of(args)):
                 counts[""] += all(frame.f_code.co_name != "forward" for frame, _ in traceback.walk_stack(None))
 
+    moving = cast(loader_check.Moving | None, None)
+
+    def heard(event: Event) -> None:
+        nonlocal moving
+        moving = loader_check.Moving(state.dataset, state.collate) if event == READY else moving
+
     state = own_loop.prepare(resident, config, Plan(samples=samples))
     with register_optimizer_step_post_hook(count), own_checks.Calls(add), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of a scheduler that steps before its optimiser
-        own_loop.train(state)
+        own_loop.train(state, heard)
+    if moving is not None:
+        resident.moves = resident.moves or moving.matters(samples, resident.pass_samples)
     return counts, rates
 
 

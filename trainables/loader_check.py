@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_convert
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
 
+from trainables import moving_numbers
 from trainables.batches import FORKS, length_of, tensors_of
 
 MOST_SAMPLES, READ_S = 4096, 0.5
@@ -47,6 +48,8 @@ KEPT = (
     "the data set keeps samples after it has drawn them: this process keeps each for good, and loader processes draw "
     "anew in each epoch; keep samples as they are before anything is drawn"
 )
+COUNTS_READS = "samples depend on {}, which each read changes, and a loader process counts the reads of its own alone"
+MOVES = "samples depend on {}, which your loop changes as it trains, and a loader process keeps the value it began with"
 SHARES_A_FILE = (
     "loader processes read other samples than this process does: they may share an open file, which has one position "
     "for all; open it in worker_init_fn, or in the first __getitem__ of each process (by os.getpid())"
@@ -76,19 +79,24 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
         picks = [number * size // count for number in range(count)] if count else []
         first = _loader(given, workers, init, batch_sampler=[[size // 3]] * workers)
         is_drawn = count and _read_by(first) != _read_by(first)  # before this process has read it
+        numbers = moving_numbers.numbers_of(dataset)
+        before, few = moving_numbers.values_of(numbers), picks[:CHUNK]
         here = _read(dataset, picks, seed=1)
+        times = moving_numbers.growth(max(count, 1), size)
+        if name := moving_numbers.decisive(numbers, before, times, lambda: _read(dataset, few, seed=1)):
+            return COUNTS_READS.format(name)
         if here != (other := _read(dataset, picks, seed=2)):
             drawn = next(pick for pick, a, b in zip(picks, here, other, strict=True) if a != b)
             return _copies_differ(given, drawn, workers, init)
         if is_drawn:
             return KEPT
-        times = 1 + int(min(MOST_TIMES, fitting / count)) if count else 0
-        chunks = [picks[start : start + CHUNK] for start in range(0, count, CHUNK)] * times
+        repeats = 1 + int(min(MOST_TIMES, fitting / count)) if count else 0
+        chunks = [picks[start : start + CHUNK] for start in range(0, count, CHUNK)] * repeats
         there = _read_by(_loader(given, workers, init, batch_sampler=chunks))
     except Exception as error:  # whatever a user's data set raises
         is_theirs = "in DataLoader worker process" in str(error)  # what this process has just read
         return SHARES_A_FILE if is_theirs else ""
-    return "" if here * times == there else SHARES_A_FILE
+    return "" if here * repeats == there else SHARES_A_FILE
 
 
 def _copied(dataset: Any) -> Any:
@@ -183,6 +191,40 @@ class _Together:
             self._init(worker)
         with contextlib.suppress(threading.BrokenBarrierError):
             self._barrier.wait(HANG_S / 2)
+
+
+class Moving:
+    """The numbers that samples depend on, as they are when a training begins."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+        self._dataset, self._collate = dataset, None if collate is default_collate else collate
+        self._before = moving_numbers.values_of(moving_numbers.numbers_of(dataset, self._collate))
+
+    def matters(self, samples: int, pass_samples: int, progress: float = 1.0) -> str:
+        """Returns why loader processes would read other samples than this process; "" if they would not.
+
+        The training has gone on for so many samples, a share `progress` of it.
+        """
+        copied, collate = _copied(self._dataset), self._collate
+        size, most = 0 if isinstance(copied, IterableDataset) else length_of(copied) or 0, CHUNK
+
+        def read() -> list[bytes]:
+            nonlocal most
+            until = time.perf_counter() + SETTLED_S
+            each = (copied[number * size // CHUNK] for number in range(CHUNK)) if size else iter(copied)
+            found = []
+            with _seeded(1):
+                for sample in itertools.islice(each, most):
+                    found.append(sample)
+                    if most == CHUNK and time.perf_counter() > until:
+                        most = len(found)  # in each further reading, too
+                        break
+                return _digests([collate(found)] if collate else found)
+
+        numbers = moving_numbers.numbers_of(copied, collate)
+        times = moving_numbers.growth(samples, pass_samples, progress)
+        name = moving_numbers.decisive(numbers, self._before, times, read)
+        return MOVES.format(name) if name else ""
 
 
 def settled(dataset: Any) -> list[bytes] | None:

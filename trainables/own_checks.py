@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainables.batches import length_of
 from trainables.loader_check import settled
-from trainables.workload import LoopError
+from trainables.workload import LoopError, NotIndependent
 
 COMPARED, SMALL = 64, 1 << 16
 """Numbers of each parameter that are compared, and the most of a tensor of the module that is kept."""
@@ -133,7 +133,7 @@ class FirstWeights:
     def require_equal(
         self, model: nn.Module, seed: int, own: Hashable, optimizers: Iterable[torch.optim.Optimizer] = ()
     ) -> None:
-        """Raises LoopError if an earlier training began with other weights, or without an optimiser's state.
+        """Raises NotIndependent if an earlier training began with other weights, or without an optimiser's state.
 
         `own` are the values of its own knobs.
         """
@@ -144,13 +144,13 @@ class FirstWeights:
         key = seed, own, tuple((name, p.dtype, tuple(p.shape)) for name, p in parameters)
         first = self._seen.setdefault(key, weights)
         if states != self._states.setdefault(key, states):
-            raise LoopError(
+            raise NotIndependent(
                 "an optimiser begins with the state of an earlier training: is it made at module level? make it inside "
                 "train(run)"
             )
         for name, value in weights.items():
             if not torch.allclose(value, first[name], rtol=1e-3, atol=1e-6, equal_nan=True):
-                raise LoopError(
+                raise NotIndependent(
                     f"{name} begins with other weights than in an earlier training of the same seed: is the net made "
                     "at module level, or a checkpoint loaded that train(run) writes? make the net inside train(run)"
                 )
@@ -163,13 +163,13 @@ class FirstSamples:
         self._seen: dict[Hashable, list[bytes] | None] = {}
 
     def require_equal(self, dataset: Any, seed: int, own: Hashable) -> None:
-        """Raises LoopError if an earlier training began with other samples; `own` are the values of its own knobs."""
+        """Raises NotIndependent if an earlier training began with other samples; `own` are values of its own knobs."""
         key = seed, own, type(dataset), length_of(dataset)
         if self._seen.get(key, []) is None:  # they are drawn, or take long to read
             return
         found = settled(dataset)
         if found != self._seen.setdefault(key, found) and found is not None:
-            raise LoopError(
+            raise NotIndependent(
                 f"{type(dataset).__name__} begins with other samples than in an earlier training of the same seed: "
                 "does train(run) change data of the module in place, or an attribute of the data set? begin with the "
                 "same each time"

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
+from trainables.knobs import Scalar
 from trainables.live_bytes import LiveBytes
 from trainables.own_checks import TWO_LOOPS, EarlierModels, FirstSamples, FirstValues, FirstWeights
 from trainables.plan import evenly, steps_to
@@ -47,6 +48,15 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+@dataclass(frozen=True)
+class FirstReport:
+    """The report of a training of these knobs that learned nothing, and the seconds that it took."""
+
+    knobs: Mapping[str, Scalar]
+    values: Mapping[str, float]
+    seconds: float
+
+
 class OwnResident:
     """An imported file with a custom loop; only its module stays loaded between trainings."""
 
@@ -61,6 +71,10 @@ class OwnResident:
         """Bytes that the module itself holds on the device: those left after its first training."""
         self.asked: set[str] = set()
         """The knobs that the function has read in any training so far."""
+        self.first_report: FirstReport | None = None
+        """What a training reports that learns nothing; None once it has been compared, or if it is not known."""
+        self.moves = ""
+        """Why samples change as the loop trains, which loader processes do not see; "" if they do not."""
         self.pass_samples, self.drops_last, self.own_size, self.pass_batches = 0, False, 0, 0
         """The data of the last training, as in `OwnState`."""
         self.rates: dict[tuple[Any, ...], float] | None = {}

@@ -140,6 +140,10 @@ class LoopError(WorkloadError):
     """A custom loop uses `run` in a wrong way: a line of its code is to blame, not an option."""
 
 
+class NotIndependent(LoopError):
+    """A training goes on from an earlier one, so that the qualities of all are wrong."""
+
+
 class HookFailed(Exception):
     """A method of a workload raised an exception, or returned something that the loop cannot use.
 

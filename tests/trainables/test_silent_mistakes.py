@@ -15,13 +15,15 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from tests.trainables import test_own_loop
-from tests.trainables.test_own_loop import BACKWARD, NET, events, loop, prepared
+from tests.trainables.test_own_loop import BACKWARD, HEAD, NET, events, loop, prepared
 from trainables import kinds, loader_check, own_loop
 from trainables.batches import SampleCounts
 from trainables.loader_check import SHARES_A_FILE, open_file, reads_differ
 from trainables.own_count import OwnState
 from trainables.plan import Plan
 from trainables.workload import LoopError
+from tuning.workers.session import Session
+from tuning.workers.worker_config import WorkerConfig
 
 script = test_own_loop.script
 PLAN = Plan(128, (128,))
@@ -464,13 +466,67 @@ class Kept(Noisy):
         return self._kept.setdefault(index, super().__getitem__(index))
 
 
+class WarmsUp(Noisy):
+    """Samples that are what they are for an epoch, and then are changed more and more."""
+
+    reads = 0
+
+    def __init__(self, *, matters: bool) -> None:
+        self._matters = matters
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        type(self).reads += 1
+        return torch.tensor(index + self._matters * max(0.0, type(self).reads / len(self) - 1))
+
+
+CURRICULUM = """
+STATE = {"width": 0, "seen": 0}
+
+class Cropped(torch.utils.data.Dataset):
+    def __len__(self):
+        STATE["reads"] = STATE.get("reads", 0) + 1
+        return 64
+    def __getitem__(self, index):
+        return crop(X[index]), X[index].sum()
+
+def crop(x):
+    return torch.cat([torch.zeros(STATE["width"]), x[STATE["width"]:]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("STATE['width'] = int(2.99 * run.progress)", r"STATE\['width'\]"),
+        ("STATE['width'] = 2 * (run.batch > 0 or STATE['seen'] > 9)", r"STATE\['width'\]"),
+        ("STATE['seen'] += 1", "^$"),
+        ("crop.calls = getattr(crop, 'calls', 0) + 1", "^$"),
+    ],
+)
+def test_curriculum_that_loader_processes_do_not_see_is_told(tmp_path: Path, line: str, why: str) -> None:
+    path = tmp_path / f"curriculum_{abs(hash(line))}.py"
+    lines = f"{BACKWARD}\n        {line}"
+    data = "DataLoader(Cropped(), **run.loader())"
+    path.write_text(HEAD + loop(lines, "STATE['width'] = 0", head=CURRICULUM, data=data))
+    session = Session(WorkerConfig(str(path)))
+    session.describe({})
+    changed = session.kinds({"batch_size": 8, "micro_batch_size": 8}, {"num_workers": 1, "micro_batch_size": 4}).changed
+    assert re.search(why, changed.get("num_workers", ""))
+
+
+def test_counter_of_reads_is_told_if_samples_depend_on_it() -> None:
+    assert reads_differ(WarmsUp(matters=True), 1) == loader_check.COUNTS_READS.format("WarmsUp.reads")
+    WarmsUp.reads = 0
+    assert not reads_differ(WarmsUp(matters=False), 1)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_copies_of_a_generator_are_told_from_seeded_ones(workers: int) -> None:
     before = np.random.get_state()[1].tolist()  # type: ignore[index]
     assert not reads_differ(Noisy(), workers)
     assert not reads_differ(OfNumPy(), workers)
     assert reads_differ(Draws(counts=False), workers) == loader_check.COPIES
-    assert reads_differ(Draws(counts=True), workers) == loader_check.COPIES
+    assert reads_differ(Draws(counts=True), workers) == loader_check.COUNTS_READS.format("Draws.reads")
     assert not reads_differ(Draws(counts=False), workers, seeds_its_own)
     assert reads_differ(OfNumPy(), workers, seeds_alike) == loader_check.COPIES
     assert reads_differ(Kept(), workers) == loader_check.KEPT

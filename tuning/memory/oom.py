@@ -35,6 +35,8 @@ class Outcome(StrEnum):
 
 CRASHED = (Outcome.CRASH, Outcome.DATA)
 MOST_CRASHES = 3
+DEPENDENT = "NotIndependent"
+"""How the message begins of a training that went on from an earlier one (`workload.NotIndependent`)."""
 
 
 def others_would_crash(messages: Sequence[str]) -> bool:
@@ -42,7 +44,8 @@ def others_would_crash(messages: Sequence[str]) -> bool:
 
     It takes `MOST_CRASHES` of them, or one whose message says that `run` is used wrongly.
     """
-    return len(messages) >= MOST_CRASHES or any(text.startswith("LoopError") for text in messages)
+    wrong = ("LoopError", DEPENDENT)
+    return len(messages) >= MOST_CRASHES or any(text.startswith(wrong) for text in messages)
 
 
 Retreat = Literal["", "micro_batch", "fewer_workers", "no_workers", "no_cache"]

@@ -20,6 +20,7 @@ from tuning.search.protocols import Profiler, Told
 from tuning.search.race import LEAST_SEEDS, SYSTEM, Finalist, Race
 from tuning.search.rule import Expected, Rule
 from tuning.search.side_by_side import gain
+from tuning.search.slowing import slowing
 from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
 
@@ -263,6 +264,7 @@ class _Trainings:
             per_s = self._terms.per_s(config) or next(
                 (t.samples_per_s or 0.0 for t in self._search if t.trial == name), 0.0
             )
+            ratios = ratios or self._whole_ratios(name)
             per_s = self._reference_per_s * statistics.geometric_mean(ratios) if ratios else per_s
             fresh = own if rule.at_least is not None else own.keys() & today.keys()
             gains = {n: rule.gain(own[n], today.get(n, 0.0)) for n in sorted(fresh)}
@@ -270,6 +272,13 @@ class _Trainings:
             failed = any(r.name == name and not r.is_ok for r in tried)
             finalists.append(Finalist(name, per_s, expected, gains, own, failed))
         return Race(finalists, self._reference_per_s, rule, self._noise, today)
+
+    def _whole_ratios(self, name: str) -> list[float]:
+        """Returns the speed of a trial's whole training over the reference's, if probes saw only quick beginnings."""
+        run = self._journal.run
+        today = 0.0 if run.reference is None else run.reference.measured_samples_per_s or 0.0
+        own = [t.measured_samples_per_s for t in self._search if t.trial == name and t.measured_samples_per_s]
+        return [rate / today for rate in own] if today and slowing(run) else []
 
     def _train_next(self, name: str) -> bool:
         """Trains a finalist on its next seed, and the reference on the same; returns whether anything was trained."""

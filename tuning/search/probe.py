@@ -15,7 +15,7 @@ from tuning.journal.records import Journal
 from tuning.journal.run import History
 from tuning.memory.groups import batch_size_of, defaults, fits, learn, micro_batch_of, need_of, refused, uncut
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
-from tuning.memory.oom import CRASHED, Outcome, others_would_crash
+from tuning.memory.oom import CRASHED, DEPENDENT, Outcome, others_would_crash
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import Probed, group_of, inside, place_of, probed, without_slower_optimizers
 
@@ -120,7 +120,9 @@ class ProbeStage:
         """Returns whether all probes so far have crashed, and others would, too."""
         ends = [r for r in self._known.values() if isinstance(r, ProbeRecord)]
         crashed = [r.message for r in ends if r.outcome in CRASHED]
-        return len(crashed) == len(ends) and others_would_crash(crashed)
+        return any(text.startswith(DEPENDENT) for text in crashed) or (
+            len(crashed) == len(ends) and others_would_crash(crashed)
+        )
 
     def _smaller_batches(self) -> list[int]:
         """Returns the batch sizes of the space that a larger micro-batch than theirs does not answer for."""

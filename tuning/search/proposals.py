@@ -118,6 +118,7 @@ class Proposals:
         """
         is_speed = known.rule.goal == "speed"
         now_per_s = self.pick(known).samples_per_s if is_speed else known.reference_per_s
+        now_per_s = now_per_s or min((one.samples_per_s for one in candidates), default=0.0)  # the reference has failed
         able = [one for one in candidates if one.samples_per_s >= now_per_s * (FASTER if is_speed else 1 / FASTER)]
         if not able:
             return None

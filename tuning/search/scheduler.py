@@ -20,7 +20,7 @@ from tuning.journal.records import Journal
 from tuning.journal.run import History
 from tuning.memory.groups import batch_size_of, defaults, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
-from tuning.memory.oom import Outcome, others_would_crash
+from tuning.memory.oom import DEPENDENT, Outcome, others_would_crash
 from tuning.search import endings
 from tuning.search.proposals import LEAST_WORTH, Candidate, Known, Proposals, Seen
 from tuning.search.protocols import Told, TrialPlan, TrialRequest, TrialState
@@ -102,6 +102,8 @@ class TrialScheduler:
         self._whole_s: list[float] = []
         self._crashes: dict[str, str] | None = {}
         """The message each trial of this session failed with, "" if others need not; None once any has come further."""
+        self._are_dependent = False
+        """Whether a training was seen to go on from an earlier one."""
         self._whole_peaks = peaks_are_whole(self._run)
         self._once_through = (self._run.study.train_samples if self._run.study else 0) or plan.samples
         self.stop_reason = ""
@@ -263,6 +265,7 @@ class TrialScheduler:
             **measured,
         )
         learn(self._guard, end, whole=self._whole_peaks)
+        self._are_dependent |= end.message.startswith(DEPENDENT)
         alike = endings.others_alike(end)
         if alike is False:
             self._crashes = None
@@ -427,7 +430,12 @@ class TrialScheduler:
 
     @property
     def only_crashes(self) -> bool:
-        """Returns whether those that began first failed alike, and none has come further: others would fail, too."""
+        """Returns whether those that began first failed alike, and none has come further: others would fail, too.
+
+        Also if a training went on from an earlier one: then none can be trusted.
+        """
+        if self._are_dependent:
+            return True
         crashed = self._crashes or {}
         first = list(itertools.takewhile(crashed.__contains__, self._run.trials))
         return others_would_crash([crashed[trial] for trial in first if crashed[trial]])

@@ -20,7 +20,7 @@ from tuning.journal.events import Event, PickRecord
 from tuning.journal.records import Journal
 from tuning.journal.run import History
 from tuning.memory import groups
-from tuning.memory.oom import Outcome
+from tuning.memory.oom import DEPENDENT, Outcome
 from tuning.report import sentences
 from tuning.report.format import difference, duration, plural
 from tuning.search.confirm import (
@@ -226,6 +226,18 @@ class PickStage:
         fresh = "" if not sets_its_seed(self._journal.run) else ", though train(run) sets its seed itself"
         better = difference(statistics.fmean(gains), reach if race.degrees > 1 else None)
         return f"{said}: {better} beside {floor} on {plural(len(gains), 'fresh seed')}{fresh}"
+
+
+def require_independent(run: History, *messages: str) -> None:
+    """Raises NoUsableTrial if a training went on from an earlier one, by what failed in this session.
+
+    `messages` are of measurements that no record has.
+    """
+    made, since = [*run.probes, *run.ended, *run.confirmed], run.resumes[-1].seq if run.resumes else 0
+    for text in (*messages, *(one.message for one in made if one.seq > since)):
+        if text.startswith(DEPENDENT):
+            said = f"trainings depend on earlier ones, so that no result counts: {text[len(DEPENDENT) :].lstrip(': ')}"
+            raise NoUsableTrial(said, remedy="mend what it names, and search anew")
 
 
 def nothing_usable(run: History, folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:

@@ -44,7 +44,7 @@ from tuning.search.protocols import TrialPlan
 from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
-from tuning.study.picking import PickStage, nothing_usable
+from tuning.study.picking import PickStage, nothing_usable, require_independent
 from tuning.study.setup import (
     cautions,
     command_of,
@@ -231,6 +231,7 @@ class _Study:
             wall_s, message = time.monotonic() - begun, found.message
             if found.outcome != Outcome.CUT:  # else a study that goes on measures it
                 self._journal.append(events.KindsRecord, changed=found.changed, message=message, wall_s=wall_s)
+            require_independent(self._run, message)
             if message:
                 said = f"whether system knobs change what is learned was not measured: {message}"
                 self._note(said, warns="kinds" if found.outcome != Outcome.CUT else "")
@@ -272,6 +273,7 @@ class _Study:
         with self._stage("probe") as needed:
             if needed:
                 self._probe(profiler, cap_bytes)
+                require_independent(self._run)
         config = self._config.workload
         if self._opening().horizon_samples and sum(isinstance(e, events.StudyRecord) for e in self._run.events) == 1:
             self._journal.rewrite(events.StudyRecord)  # without any, as after one flipped bit, nothing can be resumed
@@ -314,6 +316,9 @@ class _Study:
         if names := left_out(self._run, self._space):
             text = f"{', '.join(names)}: only one value was probed: a larger search.max_time probes more"
             self._note(text, warns="values without a probe")
+        if left := profiler.left_behind:
+            kept = "does the module keep outputs or losses of every step, as in a list?"
+            self._note(f"{left}: {kept} Each measurement has a new process", warns="left")
         if said := sentences.disturbed(self._run.probes):
             self._note(said, warns="probes")
 
@@ -332,6 +337,7 @@ class _Study:
             if self._is_here(plan) and (count := self._limits.reference_seeds()):
                 profiler.deadline = self._limits.ends_at
                 self._pick_stage().train_reference(profiler, count)
+                require_independent(self._run)
             while True:
                 before = len(self._run.begun)
                 scheduler = self._run_trials(profiler, setting, plan, terms)
@@ -340,6 +346,7 @@ class _Study:
                 # What looked good by one seed often is not: fresh seeds, and then the search again with what they say.
                 profiler.deadline = self._limits.ends_at
                 self._pick_stage().train_again(profiler, terms.deadline or math.inf)
+            require_independent(self._run)
             if scheduler.only_crashes:
                 raise self._nothing_usable()
             self._note(f"the search ended: {scheduler.stop_reason}")

@@ -108,7 +108,7 @@ def left_behind(before_bytes: int, after_bytes: int, limit_bytes: int) -> str:
     left, allowed = after_bytes - before_bytes, max(LEFT_BYTES, round(limit_bytes * LEFT_FRAC))
     if left <= allowed:
         return ""
-    return f"{left / 2**20:.1f} MiB were still held after the trial, {allowed / 2**20:.1f} MiB are allowed"
+    return f"{left / 2**20:.1f} MiB were still held after a training, {allowed / 2**20:.1f} MiB are allowed"
 
 
 def data_bytes() -> int:

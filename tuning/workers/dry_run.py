@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -14,12 +17,13 @@ from torch import nn
 from trainables import garbage, own_checks, own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import Scalar
-from trainables.own_count import OwnResident, OwnState
+from trainables.loader_check import Moving
+from trainables.own_count import FirstReport, OwnResident, OwnState
 from trainables.plan import Plan
 from trainables.reports import READY, Event
 from trainables.source import source_hash
 from trainables.state import LOSS, Diverged
-from trainables.workload import WorkloadError
+from trainables.workload import NotIndependent, WorkloadError
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.workers import fingerprint
@@ -27,10 +31,13 @@ from tuning.workers.device_facts import device_facts
 from tuning.workers.worker_config import Description
 
 if TYPE_CHECKING:
+    from tuning.search.protocols import TrialState
     from tuning.workers.session import Session
 
 DRY_S = 5.0
 """So long a report is waited for: a loop that reports at the end of a pass is not tried to that end."""
+AGAIN_S, AGAIN_FRAC = 5.0, 0.1
+"""What a training that learns nothing may take to be tried again, or that share of a training if it is more."""
 NO_RATE = 1e-12
 """The learning rate of the steps that are tried: what is reported after them is what the model knows untrained."""
 STILL = 1e-8
@@ -51,6 +58,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     """
     tried, lacked = {**knobs, "learning_rate": NO_RATE}, None
     while True:
+        began = time.perf_counter()
         try:
             state, reported = _tried(session, resident, tried)
             break
@@ -80,11 +88,65 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         seen={name: state.active[name] for name in ("batch_size", "micro_batch_size")},
         untrained={} if trains or not all(map(math.isfinite, reported.values())) else reported,
     )
+    if found.untrained:
+        resident.first_report = FirstReport(tried, found.untrained, time.perf_counter() - began)
     del state, parameters
     garbage.collect()
     resident.kept_bytes = session.memory.held_bytes()
     resident.rates = {}  # of no trial, whose learning_rate is never so small
     return found
+
+
+def require_own_report(session: Session, resident: OwnResident, trained: TrialState) -> None:
+    """Raises NotIndependent if a training that learns nothing reports more, now that another has trained, than before.
+
+    So it does if the best report of all trainings is kept. It is tried once in a process, unless that takes long.
+    """
+    first, resident.first_report = resident.first_report, None
+    if first is None or first.seconds > max(AGAIN_S, AGAIN_FRAC * trained.train_s):
+        return
+
+    def report(name: str) -> float:
+        return _tried(session, resident, first.knobs)[1].get(name, first.values[name])
+
+    for name in resident.workload.objectives:
+        before, after = first.values[name], trained.values[name]
+        if after is None or after == before or not _is_learned(again := report(name), before, after):
+            continue
+        with _FilesRead() as files:  # once more, since an evaluation may draw numbers
+            again = report(name)
+        if _is_learned(again, before, after):
+            raise NotIndependent(
+                f"a training that learned nothing reports {name} {again:.3g}, and {before:.3g} before another had "
+                f"trained: train(run) keeps what it reports {files.latest or 'in the module, or on the disk'}; report "
+                "each training's own"
+            )
+
+
+def _is_learned(value: float, before: float, after: float) -> bool:
+    return abs(value - before) >= abs(value - after)
+
+
+class _FilesRead:
+    """Names the last file that was opened for reading inside the block and was written by this process's trainings."""
+
+    def __init__(self) -> None:
+        self.latest, self._is_on = "", True
+        self._since = time.time() - time.process_time() - AGAIN_S
+
+    def __enter__(self) -> _FilesRead:
+        sys.addaudithook(self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_on = False
+
+    def _heard(self, event: str, found: tuple[object, ...]) -> None:
+        if not self._is_on or event != "open" or not isinstance(found[0], str) or str(found[1] or "r")[0] not in "r":
+            return
+        with contextlib.suppress(OSError):
+            if Path(found[0]).stat().st_mtime > self._since:
+                self.latest = f"in {found[0]}"
 
 
 def parameters_of(parameters: Sequence[nn.Parameter]) -> dict[str, int]:
@@ -107,12 +169,13 @@ def _tried(
     """
     plan = dataclasses.replace(DRY_PLAN, cap_bytes=session.setting.cap_bytes)
     state = own_loop.prepare(resident, session.config(knobs, DRY_SEED), plan)
-    until, reported = math.inf, dict[str, float]()
+    until, reported, moving = math.inf, dict[str, float](), cast(Moving | None, None)
 
     def heard(event: Event) -> bool:
-        nonlocal until, reported
+        nonlocal until, reported, moving
         if event == READY:
             until = time.monotonic() + DRY_S
+            moving = Moving(state.dataset, state.collate) if "num_workers" in state.asked else None
         if isinstance(event, Evaluation):
             reported = reported or {name: event.values[name] for name in state.workload.objectives}
         return time.monotonic() > until or bool(reported and state.steps > 1)  # at a second step more is seen
@@ -123,4 +186,7 @@ def _tried(
     except Diverged as diverged:
         if not state.steps or (LOSS in str(diverged) and state.config.knobs.amp_dtype == "fp32"):
             raise
+    if moving is not None:
+        share = state.samples / plan.samples
+        resident.moves = moving.matters(state.samples, state.pass_samples, share)
     return state, reported

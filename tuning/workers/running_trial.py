@@ -121,6 +121,10 @@ class RunningTrial:
                 done = self._told({})
         if isinstance(self._state, OwnState) and found.outcome == Outcome.OK:
             found = replace(found, remark=self._state.remark)
+            self._state = None
+            with Attempt(self._session, self._plan.cap_bytes) as attempt:
+                self._session.require_own_report(found)
+            found = replace(found, **attempt.failure)
         self._state = None
         if attempt.is_poisoned:
             return replace(found, done=True)
@@ -173,11 +177,17 @@ class RunningTrial:
     def _grows(self, found: TrialState) -> str:
         """Returns that memory grows with the steps, "" if the micro-batch may be the cause.
 
-        Half of a micro-batch gets further, unless what is kept of each sample fills the memory.
+        Half of a micro-batch gets further, unless what is kept of each sample fills the memory. It gets less far if
+        what an attempt made is still held after it.
         """
         ooms = [*self._retries[1 - ALIKE :], found]
         samples = [one.samples for one in ooms if one.outcome == Outcome.OOM]
         first = Knobs.of(ooms[0].knobs, self._session.table).batch_size
+        if len(samples) > 1 and samples[-2] > 2 * first and samples[-1] < samples[-2] / 2:
+            return (
+                f"half the micro-batch ran out after {samples[-1]:,} samples in place of {samples[-2]:,}: the module "
+                "keeps what steps make, also after a training, as in a list of outputs; empty it"
+            )
         if len(samples) < ALIKE or min(samples) <= 2 * first or max(samples) > 1.1 * min(samples):
             return ""
         sizes = ", ".join(str(one.knobs.get("micro_batch_size")) for one in ooms)

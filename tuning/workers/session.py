@@ -236,40 +236,47 @@ class Session:
         plan = dataclasses.replace(self._endless(PROBE_WINDOW_S), each_step=True)
         self._clear()
         with Attempt(self, plan.cap_bytes) as attempt:
-            ranks, own = self.setting.ranks, self.config(knobs).knobs
-            if ranks > 1:  # a batch of one micro-step does not tell what gradients take to be averaged, once a batch
-                knobs = {**knobs, "batch_size": max(own.batch_size, 2 * own.micro_batch_size)}
-            state = training.prepare(self.resident, self.config(knobs, self.setting.seed), plan)
-            works = Works(state) if isinstance(state, State) else SeenWorks(state)
-            windows, steps, starts_s = list[Window](), list[timing.MicroStep](), list[float]()
+            found = self._timed(knobs, plan, start, time_s, best_samples_per_s)
+        found = dataclasses.replace(found, **attempt.failure, wall_s=time.perf_counter() - start)
+        left = "" if attempt.is_poisoned else self.settled(plan.cap_bytes).retire
+        return dataclasses.replace(found, retire=found.retire or left)
 
-            def take(window: Window) -> bool:
-                nonlocal found
-                windows.append(window)
-                steps.extend(micro_steps(window, works.before(window.micro_steps)))
-                if not steps:  # so far only an epoch's last batch, smaller than the others
-                    return False
-                pass_samples = pass_samples_of(state)
-                known = timing.estimate(timing.once_a_batch(steps) if ranks > 1 else steps, works.mean)
-                sizes = min(own.batch_size, works.samples), own.micro_batch_size
-                found = speed(windows, starts_s, pass_samples)
-                known = dataclasses.replace(known, pass_s=found.pass_s, pass_samples=pass_samples)
-                if works.varies:  # a micro-step has no size that the seconds could be of
-                    known = timing.at_rate(found.samples_per_s or 0.0, *sizes)
-                rate = known.samples_per_s(*sizes)
-                spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
-                end = timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s)
-                known_s = dataclasses.asdict(known)
-                found = dataclasses.replace(found, **known_s, samples_per_s=rate, end=end or "the loop ended")
-                return bool(end)
+    def _timed(
+        self, knobs: Mapping[str, Scalar], plan: Plan, start: float, time_s: float, best_samples_per_s: float
+    ) -> Timed:
+        """Returns what `probe` does; raises what the training raises."""
+        ranks, own, found = self.setting.ranks, self.config(knobs).knobs, Timed(outcome=Outcome.OK)
+        if ranks > 1:  # a batch of one micro-step does not tell what gradients take to be averaged, once a batch
+            knobs = {**knobs, "batch_size": max(own.batch_size, 2 * own.micro_batch_size)}
+        state = training.prepare(self.resident, self.config(knobs, self.setting.seed), plan)
+        works = Works(state) if isinstance(state, State) else SeenWorks(state)
+        windows, steps, starts_s = list[Window](), list[timing.MicroStep](), list[float]()
 
-            self.run(state, WindowReader(self.telemetry, take, starts_s))
-            if not steps:  # a custom loop ended by itself
-                said = "train(run) ended before its speed was known"
-                found = dataclasses.replace(found, outcome=Outcome.NO_RESULT, message=said)
-            found = self._with_facts(found, state)
-        found = Timed(outcome=Outcome.OK) if attempt.failure else found
-        return dataclasses.replace(found, **attempt.failure, wall_s=time.perf_counter() - start)
+        def take(window: Window) -> bool:
+            nonlocal found
+            windows.append(window)
+            steps.extend(micro_steps(window, works.before(window.micro_steps)))
+            if not steps:  # so far only an epoch's last batch, smaller than the others
+                return False
+            pass_samples = pass_samples_of(state)
+            known = timing.estimate(timing.once_a_batch(steps) if ranks > 1 else steps, works.mean)
+            sizes = min(own.batch_size, works.samples), own.micro_batch_size
+            found = speed(windows, starts_s, pass_samples)
+            known = dataclasses.replace(known, pass_s=found.pass_s, pass_samples=pass_samples)
+            if works.varies:  # a micro-step has no size that the seconds could be of
+                known = timing.at_rate(found.samples_per_s or 0.0, *sizes)
+            rate = known.samples_per_s(*sizes)
+            spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
+            end = timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s)
+            known_s = dataclasses.asdict(known)
+            found = dataclasses.replace(found, **known_s, samples_per_s=rate, end=end or "the loop ended")
+            return bool(end)
+
+        self.run(state, WindowReader(self.telemetry, take, starts_s))
+        if not steps:  # a custom loop ended by itself
+            said = "train(run) ended before its speed was known"
+            found = dataclasses.replace(found, outcome=Outcome.NO_RESULT, message=said)
+        return self._with_facts(found, state)
 
     def _with_facts(self, found: Timed, state: training.AnyState) -> Timed:
         """Returns a speed with what else was measured of its training."""
@@ -361,6 +368,11 @@ class Session:
         self.use_threads(order.threads)
         self._caches = 1  # others that have begun have taken theirs
         return RunningTrial(self, order, tell).run(pause_after_s)
+
+    def require_own_report(self, found: TrialState) -> None:
+        """Raises NotIndependent if what a training reports is kept for the next (`dry_run.require_own_report`)."""
+        if isinstance(self.resident, OwnResident) and found.values and self.setting.ranks == 1:
+            dry_run.require_own_report(self, self.resident, found)
 
     def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, shrink: Shrink = "all") -> TrialState:
         """Returns the result of a training, which tells of nothing in between."""

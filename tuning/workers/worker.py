@@ -129,6 +129,8 @@ class Worker:
         self._listens = self._is_told = self._is_ready = self._has_loop = False
         self._retired = ""
         """Why the process that answered last was ended, "" if it was not."""
+        self.left_behind = ""
+        """What a measurement left in its process although it went well; "" for nothing."""
         self._left: list[tuple[str, str]] = []
         """The event and the reason for which the next trial runs in a new process."""
         self.loaded_at = 0.0
@@ -412,6 +414,8 @@ class Worker:
             self.end()
             raise WorkerFailed(answer)
         self._retired = answer.retire
+        if answer.outcome == Outcome.OK and answer.retire:
+            self.left_behind = answer.retire
         if answer.retire:  # its device context is lost, or memory: the next call starts another
             self.end()
         return cast(WorkerAnswer, answer)

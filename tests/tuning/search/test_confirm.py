@@ -18,7 +18,7 @@ from trainables.knobs import Scalar
 from trainables.our_knobs import EVERY
 from tuning.config.schema import ConfirmSection
 from tuning.config.space import Space
-from tuning.journal.events import EVENTS, ProbeRecord, ResumeRecord, StartRecord, Timed, TrialRecord
+from tuning.journal.events import EVENTS, ProbeRecord, ResumeRecord, RungRecord, StartRecord, Timed, TrialRecord
 from tuning.journal.records import Journal
 from tuning.search.confirm import (
     LEAST_ROUNDS,
@@ -251,6 +251,22 @@ def test_those_nearly_as_fast_take_turns(tmp_path: Path) -> None:
     found = settled(journal, bench, per_s=near)
     assert found.race.admitted == ["t128", "t64"]
     assert found.name == "t64"
+
+
+@pytest.mark.parametrize(("late_per_s", "picked"), [(4.0, "before"), (64.0, "t64")])
+def test_pick_of_trainings_that_slow_down_is_by_whole_trainings(tmp_path: Path, late_per_s: float, picked: str) -> None:
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    for trial, config, late in (("t000", TODAY, 8.0), ("t64", {"batch_size": 64, "num_workers": 2}, late_per_s)):
+        more = {"named": "before", "beside": True} if trial == "t000" else {}
+        journal.append(StartRecord, trial=trial, config=config, **more)
+        early, samples, values = 8 * per_s(config), SAMPLES, {"error": 0.2}
+        journal.append(RungRecord, trial=trial, samples=32, values=values, measured_samples_per_s=early)
+        whole = samples / (32 / early + (samples - 32) / late)
+        rest = {"outcome": "ok", "values": values, "samples_per_s": per_s(config), "measured_samples_per_s": whole}
+        journal.append(TrialRecord, trial=trial, config=config, samples=samples, **rest)
+    cut = Bench(FLAT, broken=FLAT, outcome="cut")
+    assert settled(journal, cut, system=False).name == picked
+    journal.close()
 
 
 def test_best_qualities_are_told_beside_the_pick(tmp_path: Path) -> None:

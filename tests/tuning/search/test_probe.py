@@ -137,7 +137,10 @@ class Broken(FormulaProfiler):
         return found if len(self.probed) <= self.works else self.found
 
 
-@pytest.mark.parametrize(("works", "message", "few"), [(0, "it broke", 4), (0, "LoopError: so", 2), (1, "it broke", 0)])
+@pytest.mark.parametrize(
+    ("works", "message", "few"),
+    [(0, "it broke", 4), (0, "LoopError: so", 2), (1, "it broke", 0), (1, "NotIndependent: so", 3)],
+)
 def test_first_probes_that_crash_end_all_but_those_named(journal: Journal, works: int, message: str, few: int) -> None:
     """Three do, or one that says that `run` is used wrongly."""
     profiler = Broken(works, "crash", message)

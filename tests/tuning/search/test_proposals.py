@@ -14,7 +14,7 @@ from trainables.knobs import Scalar
 from trainables.our_knobs import EVERY
 from tuning.config.choices import Goal
 from tuning.config.space import Choice, Range, Space
-from tuning.search.proposals import FASTER, STEP, Candidate, Known, Proposals, Seen
+from tuning.search.proposals import FASTER, STEP, STEPS, Candidate, Known, Proposals, Seen
 from tuning.search.rule import Rule
 
 RATE = Range(1e-4, 1e-1, log=True)
@@ -36,6 +36,15 @@ OUTSIDE: dict[str, Scalar] = {"batch_size": 24, "learning_rate": 0.5, "hidden_si
 def drawn(space: Space, luck: random.Random) -> dict[str, Scalar]:
     """Returns a configuration of a space."""
     return {name: parameter.at(luck.random()) for name, parameter in space.parameters.items()}
+
+
+@pytest.mark.parametrize("seen", [[], [Seen({"batch_size": 16}, 0.0, None)] * STEPS])
+def test_reference_without_a_speed_leaves_something_to_try(seen: list[Seen]) -> None:
+    known = Known({"batch_size": 16}, 0.0, seen, Rule("accuracy", "max"))
+    candidates = [Candidate({"batch_size": size}, float(size)) for size in (16, 32, 64)]
+    chosen = Proposals(SPACES["one knob"]).choose(candidates, known)
+    assert chosen is not None
+    assert chosen[0].samples_per_s > 16, "the slowest is the speed to begin from"
 
 
 @settings(max_examples=60)

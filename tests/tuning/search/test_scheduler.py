@@ -196,6 +196,7 @@ ERROR, MISUSE = (
     {"message": "ValueError: a label is out of range"},
     {"message": "LoopError: train(run) reported nothing"},
 )
+DEPENDENT = {"message": "NotIndependent: it begins with other weights"}
 LOSS, METRIC = ({"fault": fault.name, "message": "it is nan"} for fault in (oom.DIVERGED, oom.UNDEFINED))
 
 
@@ -208,6 +209,7 @@ LOSS, METRIC = ({"fault": fault.name, "message": "it is nan"} for fault in (oom.
         ([("crash", MISUSE)] * 9, 1, "0"),
         ([*[("crash", ERROR)] * 2, ("oom", {}), *[("crash", ERROR)] * 3], 6, ""),
         ([("ok", {"values": {"error": 0.5}}), *[("crash", MISUSE)] * 3], 4, ""),
+        ([("ok", {"values": {"error": 0.5}}), *[("crash", DEPENDENT)] * 3], 2, ""),
         ([("diverged", METRIC)] * 9, 3, "012"),
         ([("diverged", LOSS)] * 9, 9, ""),
         ([("diverged", own) for own in (LOSS, METRIC, LOSS, METRIC, METRIC, METRIC)], 5, "134"),

@@ -202,6 +202,21 @@ def test_study_without_a_pick_says_why_and_what_helps(
     assert raised.value.remedy.startswith(remedy)
 
 
+@pytest.mark.parametrize("event", ["probe", "trial", "resume"])
+def test_trainings_that_depend_on_each_other_give_no_answer(tmp_path: Path, event: str) -> None:
+    made, message = opened(tmp_path), "NotIndependent: it begins with other weights"
+    kind, trial = ended("t000", "crash", {}, message=message)
+    kind, fields = (kind, trial) if event == "trial" else ("probe", {**CRASHED, "message": message})
+    made.journal.append(EVENTS[kind], **fields)
+    if event == "resume":  # the file was mended since
+        made.journal.append(EVENTS["resume"])
+        picking.require_independent(made.run)
+        return
+    with pytest.raises(NoUsableTrial, match=r"no result counts: it begins with other weights") as raised:
+        picking.require_independent(made.run)
+    assert raised.value.remedy == "mend what it names, and search anew"
+
+
 class Late(Learning):
     """A device after search.max_time: whatever is asked of it is cut."""
 

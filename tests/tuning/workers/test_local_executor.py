@@ -86,7 +86,7 @@ def test_a_process_that_holds_what_its_trial_left_or_has_died_is_replaced_and_wh
         LocalExecutor(worker).run(scheduler, TrialPlan(64, (64,), False, 1, 1))
     assert {t: f.outcome for t, f in scheduler.found.items()} == {"t0": "ok"}, "t1 is left for a resume"
     assert [(e, t) for e, t, _ in scheduler.decisions] == [("retired", "t1"), ("lost", "t1")]
-    assert "MiB were still held after the trial" in scheduler.decisions[0][2]
+    assert "MiB were still held after a training" in scheduler.decisions[0][2]
     assert scheduler.decisions[1][2] == "the process was lost: signal 9 (SIGKILL); it is run once more"
 
 

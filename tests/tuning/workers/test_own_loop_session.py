@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.fakes import study_of, told
 from tests.own_files import Here
-from tests.trainables.test_own_loop import BACK, HEAD, PASSES, PATIENT, PLAIN
+from tests.trainables.test_own_loop import BACK, BACKWARD, HEAD, PASSES, PATIENT, PLAIN, loop
 from trainables import knob_columns
 from trainables.plan import Plan
 from trainables.state import Diverged
@@ -291,6 +292,47 @@ def test_memory_that_grows_with_the_steps_is_told(session: Any) -> None:
     assert "grows with the steps" in found.message
     fixed = session(GROWING.replace("KEPT", "net(batch[0]).mean().item()"))
     assert fixed.train(knobs, Plan(1 << 12, (1 << 12,), cap_bytes=cap_bytes), 0).outcome == "ok"
+    never_emptied = GROWING.replace("history = []", "history = SEEN")
+    own = session(never_emptied.replace("KEPT", "net(batch[0]).mean()"))
+    found = own.train(knobs, Plan(1 << 14, (1 << 14,), cap_bytes=cap_bytes), 0)
+    assert len(found.retries) == 1, "the memory is still held, so that no smaller micro-batch would help"
+    assert "also after a training" in found.message
+
+
+@pytest.mark.parametrize(("kept", "why"), [("SEEN", "were still held after a training"), ("[]", "")])
+def test_process_that_a_probe_left_full_runs_nothing_else(session: Any, kept: str, why: str) -> None:
+    own = session(GROWING.replace("history = []", f"history = {kept}").replace("KEPT", "torch.zeros(1 << 18)"))
+    own.setting = replace(own.setting, cap_bytes=2**30)
+    own.describe(KNOBS)
+    found = own.probe({**KNOBS, "learning_rate": 1e-6}, 0.5)
+    assert (found.outcome, why in found.retire, bool(found.retire)) == ("ok", True, bool(why))
+
+
+@pytest.mark.parametrize(
+    ("head", "reported", "where"),
+    [
+        ("BEST = {}\n", "BEST.setdefault(0, e) if e >= BEST.get(0, 9) else BEST.update({0: e}) or e", "in the module"),
+        (
+            "import pathlib\nFILE = pathlib.Path(__file__).with_suffix('.best')\ndef kept(e):\n"
+            "    e = min(e, float(FILE.read_text())) if FILE.exists() else e\n"
+            "    FILE.write_text(str(e))\n    return e\n",
+            "kept(e)",
+            r"in .*\.best;",
+        ),
+        ("", "e", ""),
+    ],
+)
+def test_report_that_is_kept_from_an_earlier_training_is_told(
+    session: Any, head: str, reported: str, where: str
+) -> None:
+    report = f"run.report(error=(lambda e: {reported})((net(X).squeeze(1) - X.sum(1)).square().mean().item()))"
+    own = session(HEAD + loop(BACKWARD, head=head).replace("run.report(error=1.0)", report), "")
+    assert own.describe(KNOBS).untrained
+    knobs, plan = {**KNOBS, "learning_rate": 0.1}, Plan(640, (640,))
+    found = own.train(knobs, plan, 0)
+    assert found.outcome == ("crash" if where else "ok")
+    assert re.search(f"NotIndependent: a training that learned nothing .*{where}" if where else "^$", found.message)
+    assert own.train(knobs, plan, 1).outcome == "ok", "it is tried once in a process"
 
 
 def test_an_oom_is_told_before_the_trial_begins_again(session: Any) -> None:

@@ -168,7 +168,7 @@ def test_a_process_that_keeps_what_its_trials_made_runs_no_other(leaking: Sessio
     leaking.resident.workload.leak = 2**20  # type: ignore[attr-defined]
     found = leaking.train(knobs("nowhere"), plan, 0)
     assert found.outcome == "ok"
-    assert re.match(r"\d\d\.\d MiB were still held after the trial, 20\.5 MiB are allowed", found.retire)
+    assert re.match(r"\d\d\.\d MiB were still held after a training, 20\.5 MiB are allowed", found.retire)
 
 
 def test_the_workspaces_of_cublas_are_no_bytes_of_a_trial(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
