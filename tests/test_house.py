@@ -209,11 +209,11 @@ MOST_LINES = {
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_470,
     "tuning/workers/*.py": 5_180,
-    "trainables/*.py": 12_250,
+    "trainables/*.py": 12_350,
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 720,
-    "tests/trainables/*.py": 8_020,
-    "tests/tuning/*.py": 15_710,
+    "tests/trainables/*.py": 8_080,
+    "tests/tuning/*.py": 15_730,
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from trainables import draws
 from trainables.knob_columns import Seen
@@ -271,6 +271,12 @@ def length_of(source: Any) -> int | None:
         return len(source)
     except (TypeError, NotImplementedError):
         return None
+
+
+def knows_its_length(loader: Any) -> bool:
+    """Returns whether a loader is torch's and its length is that of an epoch, unlike a stream's."""
+    is_known = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    return is_known and bool(length_of(loader))
 
 
 class CountedSampler:

@@ -17,6 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ MOST_TIMES = 100
 CHUNK, SETTLED_S = 16, 0.05
 STREAMED = 32
 """Samples of a stream that are compared, for each loader process."""
+_ASKS_PROCESS = {"getpid", "get_worker_info"}
 HANG_S = 10
 """Seconds after which a loader process that gives no sample is given up: a probe will tell."""
 STREAM = (
@@ -110,7 +112,13 @@ def _copied(dataset: Any) -> Any:
 
 
 def open_file(held: object, depth: int = 3) -> str:
-    """Returns the name of an attribute, or of one of its own, that is a file open for reading; "" for none."""
+    """Returns the name of an attribute, or of one of its own, that is a file open for reading; "" for none.
+
+    A class that asks for its process is taken to open a file in each.
+    """
+    methods = [m for owner in type(held).__mro__ for m in vars(owner).values() if isinstance(m, FunctionType)]
+    if any(_ASKS_PROCESS.intersection(method.__code__.co_names) for method in methods):
+        return ""
     attributes: dict[str, object] = getattr(held, "__dict__", {})
     for name, value in attributes.items():
         if isinstance(value, io.IOBase):

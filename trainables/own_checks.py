@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainables.batches import length_of
@@ -23,6 +25,8 @@ COMPARED, SMALL = 64, 1 << 16
 LEAST_HELD = 2
 """So many earlier models that are still held are a list; one may be a global name that the next training replaces."""
 CHECKED_EPOCHS = 3
+WRAPPED = 8
+"""Data sets within each other, as in a Subset of a Subset, whose attributes are watched."""
 STALE = (
     "your code changed the samples after an epoch, and persistent loader processes do not see that: "
     "knobs.persistent_workers=false restarts them in each epoch"
@@ -39,6 +43,10 @@ TWO_LOOPS = (
     "two loops over run.batches are open at once, and it counts training data: keep it for the training loader, and "
     "iterate over any other loader, such as an evaluation's, without it"
 )
+LENGTH_FRAC = 0.1
+"""An epoch of batches of so many tokens may have more batches than the one before it, by that share at most."""
+GROWN_BYTES, GROWN_FRAC = 16 * 2**20, 0.25
+"""Memory has grown in a training if what is held has by so many bytes, and by that share."""
 _SIMPLE = (bool, int, float, str)
 
 
@@ -54,6 +62,15 @@ def require_count(loader: object, told: int | None, counted: int) -> None:
         raise LoopError(
             f"an epoch of run.batches(loader, samples={told}) had {counted} samples, as the first dimension of a "
             "batch's first tensor counts them: put a tensor with a row for each sample first, or mend samples=N"
+        )
+
+
+def require_length(told: int, counted: int) -> None:
+    """Raises LoopError if an epoch had other batches than the length of the batch sampler, by which run.steps goes."""
+    if abs(counted - told) > LENGTH_FRAC * told:
+        raise LoopError(
+            f"the batch sampler has a length of {told}, and an epoch had {counted} batches: run.steps goes by that "
+            "length, and so does what is scheduled for it; mend its __len__, or schedule by run.progress"
         )
 
 
@@ -91,6 +108,20 @@ def cleared(optimizer: torch.optim.Optimizer) -> LoopError:
     return LoopError(
         "run.backward adds up the gradients of a batch that comes in parts, and clears them after its step; lines of "
         f"your own cleared those of the {type(optimizer).__name__} within a batch: leave out its zero_grad()"
+    )
+
+
+def growth(levels: Sequence[tuple[int, int]]) -> str:
+    """Returns in words that the bytes of live tensors rose and never fell, by samples so far; "" if they did not."""
+    sizes = [size for _, size in levels]
+    rises = len(sizes) > 2 and all(0.99 * a <= b for a, b in itertools.pairwise(sizes))
+    if not rises or sizes[-1] - sizes[0] < max(GROWN_BYTES, GROWN_FRAC * sizes[0]):
+        return ""
+    (first, least), (last, most) = levels[0], levels[-1]
+    return (
+        f"memory that is held grew with the steps, from {least / 2**20:,.1f} MiB after {first:,} samples to "
+        f"{most / 2**20:,.1f} MiB after {last:,}: a list of outputs or losses? more samples need more, whatever the "
+        "micro-batch"
     )
 
 
@@ -177,22 +208,50 @@ class FirstSamples:
 
 
 class FirstValues:
-    """The numbers and small tensors of a function's module: a best accuracy, a count of steps, a bank of features.
+    """What a function's module holds that trainings change: a best accuracy, weights beside it, a list of losses.
 
-    Each training begins with the first ones; one that goes on from another's would be told to be as good as both.
+    Each training begins with the first values; one that goes on from another's would be told to be as good as both.
     """
 
     def __init__(self, function: object) -> None:
         self._names: dict[str, Any] = getattr(function, "__globals__", {})
+        module = self._names.get("__name__")
         self._first = {n: v for n, v in self._names.items() if type(v) in (int, float, Tensor)}
         tensors = (v for v in self._first.values() if isinstance(v, Tensor) and v.numel() <= SMALL)
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        own = [v for n, v in self._names.items() if not n.startswith("__")]
+        objects = [v for v in own if type(v).__module__ == module and not isinstance(v, nn.Module | Dataset)]
+        held = [v for v in own if type(v) in (dict, list, set)] + [vars(v) for v in objects if hasattr(v, "__dict__")]
+        self._held = [(one, one.copy()) for one in held if len(one) <= SMALL]
+        classes = [v for v in own if isinstance(v, type) and v.__module__ == module]
+        self._of_classes = [(c, n, v) for c in classes for n, v in vars(c).items() if type(v) in (int, float)]
 
     def restore(self) -> None:
         """Gives each its first value."""
         self._names.update(self._first)
         for tensor, first in self._tensors:
             tensor.data.copy_(first)
+        for owner, name, value in self._of_classes:
+            setattr(owner, name, value)
+        for held, first in self._held:
+            if _has_learned(held, first):
+                held.clear()
+                held.extend(first) if isinstance(held, list) else held.update(first)
+
+
+def _has_learned(held: Any, first: Any) -> bool:
+    """Returns whether a dict, list or set has another number, or another value in the place of one that was not None.
+
+    Objects that were added, or that were filled in, are a cache.
+    """
+    if isinstance(held, set):
+        return bool(held != first)
+    before = first if isinstance(first, dict) else dict(enumerate(first))
+    now = held if isinstance(held, dict) else dict(enumerate(held))
+    if before.keys() - now.keys():
+        return True
+    changed = ((value, before.get(name)) for name, value in now.items() if value is not before.get(name))
+    return any(was is not None or type(value) in (int, float) for value, was in changed)
 
 
 class Calls(TorchFunctionMode):
@@ -222,16 +281,21 @@ def require_gradients(state: Any, func: object, args: tuple[Any, ...], result: o
         )
 
 
-def settings_of(dataset: Any) -> dict[str, object]:
-    """Returns the attributes of a data set, and of those it wraps, such that an assignment to one is seen.
+def settings_of(loader: Any) -> dict[str, object]:
+    """Returns the attributes of a loader's collate_fn and data set, and of those it wraps, such that an assignment to
+    one is seen.
 
     An attribute that is None is left out: a handle or a length may be filled in at its first use.
     """
-    found, depth = dict[str, object](), ""
-    while hasattr(dataset, "__dict__") and len(depth) < 8:
-        there = {depth + name: value for name, value in vars(dataset).items() if value is not None}
-        found |= {name: _mark(value) for name, value in there.items()}
-        dataset, depth = vars(dataset).get("dataset"), depth + "."
+    found = dict[str, object]()
+    for holder in (getattr(loader, "collate_fn", None), getattr(loader, "dataset", None)):
+        name = type(holder).__name__
+        for _ in range(WRAPPED):
+            if not hasattr(holder, "__dict__"):
+                break
+            there = {f"{name}.{key}": value for key, value in vars(holder).items() if value is not None}
+            found |= {key: _mark(value) for key, value in there.items()}
+            name, holder = f"{name}.dataset", vars(holder).get("dataset")
     return found
 
 
@@ -244,10 +308,9 @@ def _mark(value: object) -> object:
     return (id(value), value._version) if isinstance(value, Tensor) else id(value)
 
 
-def require_unchanged(dataset: Any, before: Mapping[str, object], when: str, remedy: str) -> None:
-    """Raises LoopError if an attribute of a data set was assigned since `before`: loader processes have a copy."""
-    now = settings_of(dataset)
+def require_unchanged(loader: Any, before: Mapping[str, object], when: str, remedy: str) -> None:
+    """Raises LoopError if an attribute of `settings_of` was assigned since `before`: loader processes have a copy."""
+    now = settings_of(loader)
     changed = next((name for name, value in before.items() if name in now and now[name] != value), None)
     if changed is not None:
-        name = f"{type(dataset).__name__}.{changed.lstrip('.')}"
-        raise LoopError(f"{name} was set {when}, which loader processes do not see: {remedy}")
+        raise LoopError(f"{changed} was set {when}, which loader processes do not see: {remedy}")

@@ -75,7 +75,7 @@ class OwnResident:
         """What a training reports that learns nothing; None once it has been compared, or if it is not known."""
         self.moves = ""
         """Why samples change as the loop trains, which loader processes do not see; "" if they do not."""
-        self.pass_samples, self.drops_last, self.own_size, self.pass_batches = 0, False, 0, 0
+        self.pass_samples, self.drops_last, self.own_size, self.pass_batches, self.ends_passes = 0, False, 0, 0, True
         """The data of the last training, as in `OwnState`."""
         self.rates: dict[tuple[Any, ...], float] | None = {}
         """For each batch size and rates of the optimisers: learning_rate of a complete training. None once equal rates
@@ -102,6 +102,8 @@ class OwnState(RunState):
     pass_batches: int = 0
     """The batches of one epoch, if a batch sampler of the user's gives them various sizes, -1 if it has no length;
     otherwise 0."""
+    ends_passes: bool = True
+    """Whether a batch ends with its epoch; not if it is not known where that is."""
     steps_told: int = 0
     """The steps of the whole run as `run.steps` returned them last; 0 if it was never read."""
     is_misled: bool = False
@@ -132,6 +134,8 @@ class OwnState(RunState):
     """The processes that train together; this process is one of them."""
     model: nn.Module | None = field(default=None, repr=False)
     optimizer: torch.optim.Optimizer | None = field(default=None, repr=False)
+    levels: list[tuple[int, int]] = field(default_factory=list, repr=False)
+    """For each window that closed: the samples so far, and the bytes of live tensors."""
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
     """All known optimisers; `optimizer` is the first of them."""
 
@@ -193,8 +197,11 @@ class Counted:
         """The optimisers given to `backward`, and whether each has stepped since the scale of the loss changed."""
         self._is_ours = False
         """Whether `backward` is taking the current optimiser step."""
-        self._share = 1.0
-        """The weight of the mean loss of this process's part of a micro-batch; 1 if there is one process."""
+        self._share = self._weight = 1.0
+        """The weight of the mean loss of this process's part of a micro-batch, 1 if there is one process; and of a
+        micro-batch in its batch, 1 if all are of one size."""
+        self._rest = 0
+        """The samples of an epoch's last batch."""
         self._called_at: dict[torch.optim.Optimizer, int] = {}
         """The samples that had been taken when `backward` added gradients last, for each optimiser."""
         self._pending: set[torch.optim.Optimizer] = set()
@@ -283,6 +290,7 @@ class Counted:
             state.own_size = 0 if state.asked_here & {"batch_size", "micro_batch_size"} else int(size or 0)
             sampler = batches.sampler_of(loader)
             state.pass_batches = 0 if sampler is None else batches.length_of(sampler) or -1
+            state.ends_passes = sampler is None and batches.knows_its_length(loader)
             self._knows_data = True
             state.is_misled = state.steps_told not in (0, self._steps())
             state.active["seed"] = torch.initial_seed()  # the user's function may have set another seed than the run's
@@ -500,7 +508,7 @@ class Counted:
         micro = state.own_size or self._micro()
         whole = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
         whole = whole or self.samples  # one epoch, if its size is not known
-        if self.ends_with_pass:
+        if self.ends_with_pass or state.ends_passes:
             return steps_to(self.samples, whole, micro, accumulation)
         return math.ceil(steps_to(self.samples, whole, micro, 1) / accumulation)
 
@@ -580,6 +588,7 @@ class Counted:
         self._loss_sum = None
         self._is_closed = True
         self._watch_rates()
+        state.levels.append((state.samples, state.live_bytes))
         self._give(window)
         self._paused_at = self._closed_at = time.perf_counter()
         if self._milestones and self._milestones[0] <= state.samples:

@@ -34,7 +34,7 @@ from trainables.workload_files import load_own_loop
 LEAVING_S = 60.0
 """The most that the user's `finally` blocks may take once a run is over."""
 
-_SEEN_OF_DATA = ("pass_samples", "drops_last", "own_size", "pass_batches")
+_SEEN_OF_DATA = ("pass_samples", "drops_last", "own_size", "pass_batches", "ends_passes")
 """What a training learns of the data, and the next one begins with."""
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -91,7 +91,7 @@ def _is_misled(state: OwnState, hear: Hear, *, may_be: bool) -> bool:
             rates = rates or rates_of(state)
             _correct_batch_size(state, event)
         elif state.has_ended or state.samples >= state.plan.samples:
-            state.remark = _remark_equal_rates(state, rates) or state.remark
+            state.remark = _remark_equal_rates(state, rates) or state.remark or own_checks.growth(state.levels)
         return hear(event)
 
     with reporting(heard) as report, ExitStack() as stack:

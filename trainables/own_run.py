@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -179,7 +180,7 @@ class Run(Counted):
             state.ranks.same_order()
             shown = self._shown_data(source)
             counts = batches.SampleCounts(source)
-            epoch = iter(loader)
+            epoch, ends_at = iter(loader), self._last_batch_at(source)
             for whole in epoch:
                 if not (self._is_alone or self._since_step or is_asked or state.ranks.more(state.samples)):
                     raise Ended
@@ -187,6 +188,8 @@ class Run(Counted):
                 self._watch.lap("data_wait")
                 dim = batches.samples_dim(whole, self._asked_size(source)) if dim is None else dim
                 size = counts.of(whole, state.samples - before, dim)
+                if state.micro_batches_done >= ends_at:
+                    self._ends_pass(source, size, state.samples - before)
                 if state.hand is not None:
                     whole = state.hand(whole, dim, size)
                 host = whole
@@ -213,11 +216,14 @@ class Run(Counted):
                     break
             else:
                 own_checks.require_count(source, samples, state.samples - before)
+                if state.steps_told and state.pass_batches > 0:
+                    own_checks.require_length(state.pass_batches, state.micro_batches_done)
             is_iterator = epoch is loader
+            self._parts, self._weight = 0, 1.0
             del epoch  # its workers end before the code that follows the epoch
             if shown:
                 own_checks.require_unchanged(
-                    getattr(source, "dataset", None),
+                    source,
                     shown,
                     "within an epoch",
                     "set it between epochs, or knobs.num_workers=0",
@@ -235,8 +241,27 @@ class Run(Counted):
         self._open -= 1
         self._paused_at = time.perf_counter()
 
+    def _last_batch_at(self, loader: Any) -> float:
+        """Returns the number of the micro-batch in an epoch with which its last batch begins, if that has fewer parts
+        than others; infinite if it has not, or if that is not known.
+        """
+        parts = 1 if self._is_whole else self._accumulation
+        if parts == 1 or not self._state.ends_passes:
+            return math.inf
+        return (len(loader) - 1) // parts * parts
+
+    def _ends_pass(self, loader: Any, size: int, taken: int) -> None:
+        """Takes a micro-batch of an epoch's last batch, after `taken` samples of the epoch: each part counts by its
+        size, and there may be fewer of them.
+        """
+        state = self._state
+        if not self._since_step:  # it begins
+            self._parts = len(loader) - state.micro_batches_done
+            self._rest = self._parts * size if state.drops_last else state.pass_samples - taken
+        self._weight = size * self._parts / self._rest if self._rest >= size else 1.0
+
     def _shown_data(self, loader: Any) -> Mapping[str, object]:
-        """Returns the attributes of the data set that loader processes get, empty if there are none.
+        """Returns the attributes of data set and collate_fn that loader processes get, empty if there are none.
 
         Raises LoopError if processes that stay were given others.
         """
@@ -247,9 +272,9 @@ class Run(Counted):
             raise LoopError(f"{type(data).__name__}.{name} is open as loader processes start: {SHARES_A_FILE}")
         if self._data is not None and getattr(loader, "persistent_workers", False):
             own_checks.require_unchanged(
-                data, self._data, "between epochs", "knobs.persistent_workers=false starts them anew"
+                loader, self._data, "between epochs", "knobs.persistent_workers=false starts them anew"
             )
-        self._data = own_checks.settings_of(data)
+        self._data = own_checks.settings_of(loader)
         if getattr(loader, "persistent_workers", False) and self._state.epoch < own_checks.CHECKED_EPOCHS:
             samples, self._samples = self._samples, settled(data)
             if None not in (samples, self._samples) and samples != self._samples:
@@ -300,7 +325,8 @@ class Run(Counted):
         if stepped in self._pending and not own_checks.has_gradients(stepped):
             raise own_checks.cleared(stepped)
         inputs = None if len(others) == 1 else [p for g in stepped.param_groups for p in g["params"] if p.requires_grad]
-        part = loss * (self._share / accumulation) if accumulation != 1 or self._share != 1.0 else loss
+        share = self._share * self._weight
+        part = loss * (share / accumulation) if accumulation != 1 or share != 1.0 else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
         self.saw_loss(loss)
         self._called_at[stepped] = self._state.samples

@@ -25,7 +25,13 @@ class Plan:
 
 
 def evenly(batch_size: int, micro_batch_size: int) -> tuple[int, int]:
-    """Returns the number of equal micro-batches of a batch, and their size, which is at most `micro_batch_size`."""
+    """Returns the number of equal micro-batches of a batch, and their size, which is at most `micro_batch_size`.
+
+    If no size from half of `micro_batch_size` on divides the batch, the last of them would have fewer samples.
+    """
+    for size in range(min(batch_size, micro_batch_size), (micro_batch_size - 1) // 2, -1):
+        if batch_size % size == 0:
+            return batch_size // size, size
     count = math.ceil(batch_size / micro_batch_size)
     return count, math.ceil(batch_size / count)
 

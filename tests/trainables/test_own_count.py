@@ -550,3 +550,21 @@ def test_what_is_set_around_a_script_on_its_own_ends_with_the_next(
     assert not torch.backends.cuda.flash_sdp_enabled()
     own_loop.alone(64, device="cpu").let_go()
     assert torch.backends.cuda.flash_sdp_enabled() == usual
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("pass_samples", [48, 50, 57])
+def test_micro_batches_of_any_size_make_the_same_steps(script: Any, pass_samples: int, drops: bool) -> None:
+    """Also at an epoch's end, where a batch has fewer samples, in fewer parts of unequal sizes."""
+    data = f"DataLoader(TensorDataset(*(x[:{pass_samples}] for x in (X, X.sum(1)))), drop_last={drops}, **run.loader())"
+    lines = f"assert {BACKWARD} == run.ends_batch"
+    plan, found = Plan(3 * pass_samples, (3 * pass_samples,)), dict[int, tuple[Any, ...]]()
+    for micro in (16, 8, 7) if not drops else (16, 16):
+        state = prepared(script(loop(lines, "run.steps", data=data)), plan, batch_size=16, micro_batch_size=micro)
+        own_loop.train(state)
+        assert state.model is not None
+        assert not state.is_misled
+        found[micro] = state.steps, state.steps_told, *(p.detach() for p in state.model.parameters())
+    for steps, told, *weights in found.values():
+        assert steps == told == found[16][0]
+        torch.testing.assert_close(weights, list(found[16][2:]))

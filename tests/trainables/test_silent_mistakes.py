@@ -213,7 +213,7 @@ def thrice(state: OwnState) -> None:
         ("", FILLS, "in its evaluation"),
         ("KEPT.append(net)\n    if len(KEPT) > 2: " + FILLS, "pass", "2 models of earlier trainings"),
         ("KEPT.append(net.weight.sum())\n    if len(KEPT) > 2: " + FILLS, "pass", "2 models of earlier trainings"),
-        ("KEPT.append(0)\n    if len(KEPT) > 2: " + FILLS, "pass", ""),
+        ("KEPT.append('')\n    if len(KEPT) > 2: " + FILLS, "pass", ""),
     ],
     ids=["evaluation", "models", "graphs", "neither"],
 )
@@ -310,6 +310,46 @@ def test_data_set_that_changes_is_not_copied(script: Any, later: str, knobs: dic
         events(workload, PLAN, **asked)
 
 
+def test_collate_function_that_changes_is_not_copied(script: Any) -> None:
+    collates = "    def __call__(self, samples):\n        return torch.utils.data.default_collate(samples)\n\ndef train"
+    body = EPOCHS.replace("\ndef train", collates).replace("(data, ", "(DATA, collate_fn=data, ").replace("LATER", "")
+    with pytest.raises(LoopError, match=r"Shifted\.epoch was set between epochs"):
+        events(script(body), PLAN, num_workers=1, micro_batch_size=16, persistent_workers=True)
+
+
+STATES = """
+class Stopping:
+    patience = 3
+    def __init__(self):
+        self.best, self.cache = 9.0, {}
+
+HELD = {"dict": {"best": 9.0, "weights": None}, "list": [1.0], "set": {1}}
+DICT, LIST, SET, STOPPING = HELD["dict"], HELD["list"], HELD["set"], Stopping()
+ADDED, CACHE, FILLED = {}, {}, [None]
+"""
+CHANGES = """
+        DICT.update(best=1.0, weights=net)
+        LIST.append(0.5)
+        SET.add(2)
+        ADDED["best"] = 1.0
+        STOPPING.best, Stopping.patience = 1.0, 1
+        CACHE[0] = STOPPING.cache[0] = FILLED[0] = net
+"""
+
+
+def test_what_a_module_learned_is_gone_and_its_caches_stay(script: Any) -> None:
+    learned = "(dict(DICT), LIST[:], set(SET), ADDED.copy(), STOPPING.best, Stopping.patience)"
+    seen = f"SEEN.extend([{learned}, [len(CACHE), len(STOPPING.cache), FILLED[0]]])"
+    state = prepared(script(loop(BACKWARD + CHANGES, seen, head=STATES)), PLAN)
+    for _ in range(2):
+        own_loop.train(own_loop.prepare(state.resident, state.config, PLAN))
+    first, caches, second, later = state.workload.train.__globals__["SEEN"]
+    assert first == second == ({"best": 9.0, "weights": None}, [1.0], {1}, {}, 9.0, 3)
+    assert caches == [0, 0, None]
+    assert later[:2] == [1, 1]
+    assert later[2] is not None
+
+
 def test_second_training_after_the_end_is_refused(script: Any) -> None:
     folds = """
 def train(run):
@@ -404,6 +444,23 @@ class Records(torch.utils.data.Dataset):
 def opens(worker):
     torch.utils.data.get_worker_info().dataset.file = open(__file__, "rb")
 """
+
+
+class OfProcess(Lazy):
+    """Records whose file is opened anew in each process."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if getattr(self, "pid", None) != os.getpid():
+            self._file, self.pid = self._path.open("rb", buffering=0), os.getpid()
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_file_that_each_process_opens_anew_may_be_open(tmp_path: Path) -> None:
+    for made, is_shared in ((Lazy, True), (OfProcess, False)):
+        records = made(tmp_path / f"{made.__name__}.bin", shared=False)
+        assert records[0] is not None
+        assert bool(open_file(records)) == is_shared
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file")
@@ -569,7 +626,7 @@ def test_training_begins_where_no_other_ended(script: Any, keeps: bool) -> None:
 
 
 LEFT = """
-SCALE = [0]
+SCALE = __import__('numpy').zeros(1)
 NET = nn.Linear(4, 1)
 ADAM = torch.optim.Adam(NET.parameters())
 FIRST = [p.detach().clone() for p in NET.parameters()]
@@ -621,7 +678,7 @@ def test_training_begins_with_the_first_values_of_its_module(script: Any) -> Non
 
 @pytest.mark.parametrize("leaves", ["set_default_dtype(torch.float64)", "set_grad_enabled(False)"])
 def test_setting_of_a_training_is_not_left_to_the_next(script: Any, leaves: str) -> None:
-    once = f"SEEN or (torch.{leaves}, torch.set_num_threads(7)); SEEN.append(0)"
+    once = f"SEEN or (torch.{leaves}, torch.set_num_threads(7)); SEEN.append('')"
     threads = torch.get_num_threads()
     state = prepared(script(loop(BACKWARD, net=f"{once}; {NET}")), PLAN)
     with pytest.raises(RuntimeError):  # float64 weights and float32 data, or no gradients
@@ -637,14 +694,14 @@ class Tokens:
     LENGTH
 
 def train(run):
-    SEEN.append(READS)
+    SEEN.append(str(READS))
     data = [torch.ones(3 + i, 4) for i in range(8)]
     loader = DataLoader(data, batch_sampler=Tokens(), collate_fn=torch.cat, num_workers=run["num_workers"])
     net, optimizer = made(run)
     for batch in run.batches(loader):
         run.backward(net(batch).mean(), optimizer)
         if run.evaluate_now:
-            SEEN.append(run.steps)
+            SEEN.append(str(run.steps))
             run.report(error=1.0)
 """
 
@@ -656,7 +713,14 @@ def test_batches_of_tokens_are_counted_by_their_sampler(script: Any, workers: in
     workload = script(TOKENS.replace("LENGTH", length).replace("READS", "run.steps"))
     found = events(workload, plan, num_workers=workers)
     steps = {8: 3, 20: 8}[plan.samples]
-    assert (found[-1].samples, workload.train.__globals__["SEEN"][1:]) == (plan.samples, [steps, steps])
+    assert (found[-1].samples, workload.train.__globals__["SEEN"][1:]) == (plan.samples, [str(steps)] * 2)
+
+
+def test_length_of_a_sampler_that_is_wrong_is_told_if_steps_go_by_it(script: Any) -> None:
+    wrong = TOKENS.replace("LENGTH", "def __len__(self): return 2")
+    with pytest.raises(LoopError, match="length of 2, and an epoch had 3"):
+        events(script(wrong.replace("READS", "run.steps")), Plan(20, (20,)))
+    events(script(wrong.replace("READS", "0").replace("str(run.steps)", "''")), Plan(20, (20,)))
 
 
 def test_steps_of_a_sampler_without_a_length_are_not_known(script: Any) -> None:

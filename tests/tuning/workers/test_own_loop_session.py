@@ -299,6 +299,14 @@ def test_memory_that_grows_with_the_steps_is_told(session: Any) -> None:
     assert "also after a training" in found.message
 
 
+@pytest.mark.parametrize(("kept", "why"), [("torch.zeros(1 << 18)", "grew with the steps"), ("1.0", "^$")])
+def test_memory_that_grew_and_fitted_is_told(session: Any, kept: str, why: str) -> None:
+    knobs, plan = {**KNOBS, "learning_rate": 1e-6}, Plan(640, (640,), window_s=0.0, cap_bytes=2**30)
+    found = session(GROWING.replace("KEPT", kept)).train(knobs, plan, 0)
+    assert found.outcome == "ok"
+    assert re.search(why, found.remark)
+
+
 @pytest.mark.parametrize(("kept", "why"), [("SEEN", "were still held after a training"), ("[]", "")])
 def test_process_that_a_probe_left_full_runs_nothing_else(session: Any, kept: str, why: str) -> None:
     own = session(GROWING.replace("history = []", f"history = {kept}").replace("KEPT", "torch.zeros(1 << 18)"))
@@ -311,7 +319,11 @@ def test_process_that_a_probe_left_full_runs_nothing_else(session: Any, kept: st
 @pytest.mark.parametrize(
     ("head", "reported", "where"),
     [
-        ("BEST = {}\n", "BEST.setdefault(0, e) if e >= BEST.get(0, 9) else BEST.update({0: e}) or e", "in the module"),
+        (
+            "def kept(e):\n    kept.best = min(e, getattr(kept, 'best', 9.0))\n    return kept.best\n",
+            "kept(e)",
+            "in the module",
+        ),
         (
             "import pathlib\nFILE = pathlib.Path(__file__).with_suffix('.best')\ndef kept(e):\n"
             "    e = min(e, float(FILE.read_text())) if FILE.exists() else e\n"
