@@ -205,14 +205,14 @@ MOST_LINES = {
     "tuning/outside/*.py": 910,
     "tuning/ray/*.py": 870,
     "tuning/report/*.py": 3_150,
-    "tuning/search/*.py": 3_800,
+    "tuning/search/*.py": 3_820,
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_470,
     "tuning/workers/*.py": 5_180,
-    "trainables/*.py": 12_350,
+    "trainables/*.py": 12_370,
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 720,
-    "tests/trainables/*.py": 8_080,
+    "tests/trainables/*.py": 8_100,
     "tests/tuning/*.py": 15_730,
 }
 
