@@ -312,17 +312,18 @@ class SampleCounts:
     """Counts the samples of a loader's batches.
 
     A batch sampler knows the samples of its batches, and a DataLoader how many it draws, whatever its collate function
-    makes of them. For a stream it knows the `batch_size`: the tensor of that length counts the samples, which in a
-    batch of graphs need not be the first. For any other loader the count is the length of the batch's first tensor
-    along a dimension; without a tensor, the loader's `batch_size`; without that, `usual`.
+    makes of them. For a stream it knows the `batch_size`, or the size that was `asked` for: the tensor of that length
+    counts the samples, which in a batch of graphs need not be the first. For any other loader the count is the length
+    of the batch's first tensor along a dimension; without a tensor, the loader's `batch_size`; without that, `usual`.
     """
 
-    def __init__(self, loader: Any, usual: int | None = None) -> None:
+    def __init__(self, loader: Any, usual: int | None = None, asked: int | None = None) -> None:
         self._size = int(getattr(loader, "batch_size", None) or 0)
+        self._asked = self._size or asked or 0
         self._drawn = length_of(getattr(loader, "sampler", None)) or 0
         self._usual, self._sampler = usual, sampler_of(loader)
         self._place: int | None = None
-        """Which tensor of a batch had the length of the loader's `batch_size`; None before one had."""
+        """Which tensor of a batch had that length; None before one had."""
 
     def of(self, batch: Batch, taken: int, dim: int = 0) -> int:
         """Returns the samples of a batch after `taken` samples of its epoch; raises TypeError if they are not known."""
@@ -331,11 +332,11 @@ class SampleCounts:
         if self._size and taken < self._drawn:
             return min(self._size, self._drawn - taken)
         shape = _shape(batch)
-        if self._size and shape and self._size != shape[min(dim, len(shape) - 1)]:
+        if self._asked and shape and self._asked != shape[min(dim, len(shape) - 1)]:
             lengths = [len(tensor) if tensor.dim() else 0 for tensor in tensors_of(batch)]
-            if self._size in lengths:
-                self._place = lengths.index(self._size)
-            if self._place is not None and self._place < len(lengths) and lengths[self._place] <= self._size:
+            if self._asked in lengths:
+                self._place = lengths.index(self._asked)
+            if self._place is not None and self._place < len(lengths) and lengths[self._place] <= self._asked:
                 return lengths[self._place]
         if shape:
             return shape[min(dim, len(shape) - 1)]

@@ -213,6 +213,13 @@ class Moving:
 
         The training has gone on for so many samples, a share `progress` of it.
         """
+        name = self.changed(moving_numbers.growth(samples, pass_samples, progress))
+        return MOVES.format(name) if name else ""
+
+    def changed(self, times: Sequence[float] = (0.0,)) -> str:
+        """Returns the first number that has changed and that samples depend on, if its change is so many `times` as
+        large, or is taken back; "" for none.
+        """
         copied, collate = _copied(self._dataset), self._collate
         size, most = 0 if isinstance(copied, IterableDataset) else length_of(copied) or 0, CHUNK
 
@@ -229,10 +236,7 @@ class Moving:
                         break
                 return _digests([collate(found)] if collate else found)
 
-        numbers = moving_numbers.numbers_of(copied, collate)
-        times = moving_numbers.growth(samples, pass_samples, progress)
-        name = moving_numbers.decisive(numbers, self._before, times, read)
-        return MOVES.format(name) if name else ""
+        return moving_numbers.decisive(moving_numbers.numbers_of(copied, collate), self._before, times, read)
 
 
 def settled(dataset: Any) -> list[bytes] | None:

@@ -7,6 +7,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -115,8 +116,9 @@ def growth(levels: Sequence[tuple[int, int]]) -> str:
     """Returns in words that the bytes of live tensors rose and never fell, by samples so far; "" if they did not."""
     sizes = [size for _, size in levels]
     rises = len(sizes) > 2 and all(0.99 * a <= b for a, b in itertools.pairwise(sizes))
-    if not rises or sizes[-1] - sizes[0] < max(GROWN_BYTES, GROWN_FRAC * sizes[0]):
-        return ""
+    grown = sizes[-1] - sizes[0] if rises else 0
+    if grown < max(GROWN_BYTES, GROWN_FRAC * sizes[0]) or sizes[-1] - sizes[len(sizes) // 2] < GROWN_FRAC * grown:
+        return ""  # the latter if what is kept is limited
     (first, least), (last, most) = levels[0], levels[-1]
     return (
         f"memory that is held grew with the steps, from {least / 2**20:,.1f} MiB after {first:,} samples to "
@@ -160,18 +162,30 @@ class FirstWeights:
     def __init__(self) -> None:
         self._seen: dict[Hashable, dict[str, Tensor]] = {}
         self._states: dict[Hashable, int] = {}
+        self._sizes: dict[Hashable, int] = {}
 
     def require_equal(
-        self, model: nn.Module, seed: int, own: Hashable, optimizers: Iterable[torch.optim.Optimizer] = ()
+        self,
+        model: nn.Module,
+        seed: int,
+        own: Hashable,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        sizes: Hashable = (),
     ) -> None:
         """Raises NotIndependent if an earlier training began with other weights, or without an optimiser's state.
 
-        `own` are the values of its own knobs.
+        `own` are the values of its own knobs, `sizes` of those that its shapes may depend on, too.
         """
         states = sum(len(getattr(optimizer, "state", ())) for optimizer in optimizers)
         named = [*model.named_parameters(), *model.named_buffers()]
         parameters = [(n, p) for n, p in named if p.layout is torch.strided and p.is_floating_point()]
         weights = {name: p.detach().flatten()[:COMPARED].to("cpu", torch.float32, copy=True) for name, p in parameters}
+        count = sum(p.numel() for _, p in parameters)
+        if count != (earlier := self._sizes.setdefault((own, sizes), count)):
+            raise NotIndependent(
+                f"the model has {count:,} parameters, and had {earlier:,} in an earlier training of the same settings: "
+                "does it depend on a list, or another object, that each training changes, such as a default argument?"
+            )
         key = seed, own, tuple((name, p.dtype, tuple(p.shape)) for name, p in parameters)
         first = self._seen.setdefault(key, weights)
         if states != self._states.setdefault(key, states):
@@ -221,9 +235,12 @@ class FirstValues:
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         own = [v for n, v in self._names.items() if not n.startswith("__")]
         objects = [v for v in own if type(v).__module__ == module and not isinstance(v, nn.Module | Dataset)]
-        held = [v for v in own if type(v) in (dict, list, set)] + [vars(v) for v in objects if hasattr(v, "__dict__")]
-        self._held = [(one, one.copy()) for one in held if len(one) <= SMALL]
         classes = [v for v in own if isinstance(v, type) and v.__module__ == module]
+        methods = [m for one in classes for m in vars(one).values()]
+        defaults = [d for f in [*own, *methods] if isinstance(f, FunctionType) for d in f.__defaults__ or ()]
+        held = [v for v in [*own, *defaults] if type(v) in (dict, list, set)]
+        held += [vars(v) for v in objects if hasattr(v, "__dict__")]
+        self._held = [(one, one.copy()) for one in held if len(one) <= SMALL]
         self._of_classes = [(c, n, v) for c in classes for n, v in vars(c).items() if type(v) in (int, float)]
 
     def restore(self) -> None:

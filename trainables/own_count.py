@@ -21,6 +21,7 @@ from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Scalar
 from trainables.live_bytes import LiveBytes
+from trainables.loader_check import Moving
 from trainables.own_checks import TWO_LOOPS, EarlierModels, FirstSamples, FirstValues, FirstWeights
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
@@ -212,6 +213,8 @@ class Counted:
         """The calls of `batches` that have begun and were not left."""
         self._data: Mapping[str, object] | None = None
         """The attributes of the data set as loader processes were given it last; None if there are none."""
+        self._moving: Moving | None = None
+        """The numbers that samples depend on, as processes that stay were given them."""
         self._samples: list[bytes] | None = None
         """Digests of a few samples of it, as processes that stay were given it."""
         self._schedules: list[LRScheduler] = []
@@ -299,7 +302,8 @@ class Counted:
             own = tuple((name, knobs.as_dict()[name]) for name in sorted(knobs.table.own))
             state.resident.first_samples.require_equal(state.dataset, self.seed, own)
             if state.model is not None:
-                state.resident.first_weights.require_equal(state.model, self.seed, own, state.optimizers)
+                sizes = knobs.batch_size, knobs.micro_batch_size
+                state.resident.first_weights.require_equal(state.model, self.seed, own, state.optimizers, sizes)
             self._give(READY)
             if state.epoch:  # this window is to train on other batches
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, own_checks, precision
 from trainables.knobs import Options, asked_by
-from trainables.loader_check import SHARES_A_FILE, open_file, settled
+from trainables.loader_check import SHARES_A_FILE, Moving, open_file, settled
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted
 from trainables.reports import Ended
@@ -179,7 +179,7 @@ class Run(Counted):
                 raise Ended
             state.ranks.same_order()
             shown = self._shown_data(source)
-            counts = batches.SampleCounts(source)
+            counts = batches.SampleCounts(source, asked=self._asked_size(source))
             epoch, ends_at = iter(loader), self._last_batch_at(source)
             for whole in epoch:
                 if not (self._is_alone or self._since_step or is_asked or state.ranks.more(state.samples)):
@@ -270,12 +270,17 @@ class Run(Counted):
         data = getattr(loader, "dataset", None)
         if getattr(loader, "worker_init_fn", None) is None and (name := open_file(data)):
             raise LoopError(f"{type(data).__name__}.{name} is open as loader processes start: {SHARES_A_FILE}")
-        if self._data is not None and getattr(loader, "persistent_workers", False):
+        stays = getattr(loader, "persistent_workers", False)
+        if stays and self._data is not None:
             own_checks.require_unchanged(
                 loader, self._data, "between epochs", "knobs.persistent_workers=false starts them anew"
             )
+        if stays and self._moving is not None and (name := self._moving.changed()):
+            raise LoopError(f"{name} has changed: {own_checks.STALE}")
         self._data = own_checks.settings_of(loader)
-        if getattr(loader, "persistent_workers", False) and self._state.epoch < own_checks.CHECKED_EPOCHS:
+        if stays:
+            self._moving = self._moving or Moving(data, getattr(loader, "collate_fn", None))
+        if stays and self._state.epoch < own_checks.CHECKED_EPOCHS:
             samples, self._samples = self._samples, settled(data)
             if None not in (samples, self._samples) and samples != self._samples:
                 raise LoopError(own_checks.STALE)

@@ -21,7 +21,7 @@ from trainables.batches import SampleCounts
 from trainables.loader_check import SHARES_A_FILE, open_file, reads_differ
 from trainables.own_count import OwnState
 from trainables.plan import Plan
-from trainables.workload import LoopError
+from trainables.workload import LoopError, NotIndependent
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -310,6 +310,31 @@ def test_data_set_that_changes_is_not_copied(script: Any, later: str, knobs: dic
         events(workload, PLAN, **asked)
 
 
+def test_transform_that_changes_is_not_copied(script: Any) -> None:
+    mosaic = """
+class Mosaic:
+    p = 1.0
+    def __init__(self):
+        self.p = 1.0
+    def __call__(self, x):
+        return x + self.p * torch.rand(())
+
+class Shifted(torch.utils.data.Dataset):
+    def __init__(self):
+        self.transforms, self.epoch = [Mosaic()], 0
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return self.transforms[0](X[index]), X[index].sum()
+"""
+    body = mosaic + EPOCHS[EPOCHS.index("\ndef train") :].replace("data.epoch = epoch", "LINE").replace("LATER", "")
+    knobs = {"num_workers": 1, "micro_batch_size": 16, "persistent_workers": True}
+    long = Plan(256, (256,))
+    with pytest.raises(LoopError, match=r"transforms\[0\]\.p has changed"):
+        events(script(body.replace("LINE", "data.transforms[0].p = float(epoch < 5)")), long, **knobs)
+    events(script(body.replace("LINE", "data.transforms[0].seen = epoch")), long, **knobs)
+
+
 def test_collate_function_that_changes_is_not_copied(script: Any) -> None:
     collates = "    def __call__(self, samples):\n        return torch.utils.data.default_collate(samples)\n\ndef train"
     body = EPOCHS.replace("\ndef train", collates).replace("(data, ", "(DATA, collate_fn=data, ").replace("LATER", "")
@@ -372,6 +397,13 @@ def test_graphs_of_a_stream_are_counted_by_their_labels() -> None:
     for size in (8, 8, 5):
         graphs = {"edges": torch.zeros(2, 9 * size), "nodes": torch.zeros(3 * size, 4), "label": torch.zeros(size)}
         assert counts.of(graphs, 0) == size
+
+
+def test_stream_that_batches_itself_is_counted_by_the_size_asked_for() -> None:
+    counts = SampleCounts([], asked=32)
+    for size in (32, 32, 7):
+        batch = {"mask": torch.zeros(24, 24), "ids": torch.zeros(size, 24), "label": torch.zeros(size)}
+        assert counts.of(batch, 0) == size
 
 
 @pytest.mark.parametrize(("told", "why"), [(64, "had 16 samples"), (20, "")])
@@ -521,6 +553,23 @@ class Kept(Noisy):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self._kept.setdefault(index, super().__getitem__(index))
+
+
+DEEPER = """
+def build(sizes=[4, 1]):
+    sizes.insert(1, 8)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"), [("[4, 1]", ""), ("__import__('collections').UserList([4, 1])", "parameters")]
+)
+def test_net_that_grows_from_training_to_training_is_told(script: Any, sizes: str, why: str) -> None:
+    made = "run.prepare(net := build(), optimizer := torch.optim.SGD(net.parameters(), lr=run['learning_rate']))"
+    state = prepared(script(loop(BACKWARD, net=made, head=DEEPER.replace("[4, 1]", sizes))), PLAN)
+    with pytest.raises(NotIndependent, match=why) if why else nullcontext():
+        thrice(state)
 
 
 class WarmsUp(Noisy):

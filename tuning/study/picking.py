@@ -240,6 +240,15 @@ def require_independent(run: History, *messages: str) -> None:
             raise NoUsableTrial(said, remedy="mend what it names, and search anew")
 
 
+def require_sound(run: History) -> None:
+    """Raises NoUsableTrial if all probes of this session failed since the loop uses `run` in a wrong way."""
+    since = run.resumes[-1].seq if run.resumes else 0
+    probes = [probe for probe in run.probes if probe.seq > since and probe.outcome != Outcome.CUT]
+    if probes and all(probe.message.startswith("LoopError") for probe in probes):
+        said = probes[-1].message.removeprefix("LoopError: ")
+        raise NoUsableTrial(f"every probe found a mistake in the loop: {said}", remedy="mend it, and search anew")
+
+
 def nothing_usable(run: History, folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:
     """Returns the error for a study without a pick, with why most of its trials failed.
 

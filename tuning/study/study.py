@@ -44,7 +44,7 @@ from tuning.search.protocols import TrialPlan
 from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
-from tuning.study.picking import PickStage, nothing_usable, require_independent
+from tuning.study.picking import PickStage, nothing_usable, require_independent, require_sound
 from tuning.study.setup import (
     cautions,
     command_of,
@@ -274,6 +274,7 @@ class _Study:
             if needed:
                 self._probe(profiler, cap_bytes)
                 require_independent(self._run)
+                require_sound(self._run)
         config = self._config.workload
         if self._opening().horizon_samples and sum(isinstance(e, events.StudyRecord) for e in self._run.events) == 1:
             self._journal.rewrite(events.StudyRecord)  # without any, as after one flipped bit, nothing can be resumed

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from trainables import garbage, kinds, loop, precision, sanity, training, workload, workload_files
+from trainables import garbage, kinds, loop, own_checks, precision, sanity, training, workload, workload_files
 from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
 from trainables.loop_ranks import LoopGroup
 from trainables.optim import state_bytes
-from trainables.own_count import OwnResident
+from trainables.own_count import OwnResident, OwnState
 from trainables.plan import Plan
 from trainables.ram_cache import CacheLimits
 from trainables.ranks import LOST, Group, part_size
@@ -272,7 +272,12 @@ class Session:
             found = dataclasses.replace(found, **known_s, samples_per_s=rate, end=end or "the loop ended")
             return bool(end)
 
-        self.run(state, WindowReader(self.telemetry, take, starts_s))
+        try:
+            self.run(state, WindowReader(self.telemetry, take, starts_s))
+        except torch.OutOfMemoryError as error:  # a probe has no end, and may train on more samples than a training
+            if not (steps and isinstance(state, OwnState) and own_checks.growth(state.levels)):
+                raise
+            self.recover(error)
         if not steps:  # a custom loop ended by itself
             said = "train(run) ended before its speed was known"
             found = dataclasses.replace(found, outcome=Outcome.NO_RESULT, message=said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,15 @@ def test_trainings_that_depend_on_each_other_give_no_answer(tmp_path: Path, even
     with pytest.raises(NoUsableTrial, match=r"no result counts: it begins with other weights") as raised:
         picking.require_independent(made.run)
     assert raised.value.remedy == "mend what it names, and search anew"
+
+
+@pytest.mark.parametrize(("last", "is_told"), [("LoopError: so", True), ("OutOfMemoryError: so", False)])
+def test_loop_of_which_no_probe_is_right_is_not_searched(tmp_path: Path, last: str, is_told: bool) -> None:
+    made = opened(tmp_path)
+    for message in ("LoopError: so", last):
+        made.journal.append(EVENTS["probe"], **CRASHED | {"message": message})
+    with pytest.raises(NoUsableTrial, match="a mistake in the loop: so") if is_told else nullcontext():
+        picking.require_sound(made.run)
 
 
 class Late(Learning):

@@ -299,7 +299,23 @@ def test_memory_that_grows_with_the_steps_is_told(session: Any) -> None:
     assert "also after a training" in found.message
 
 
-@pytest.mark.parametrize(("kept", "why"), [("torch.zeros(1 << 18)", "grew with the steps"), ("1.0", "^$")])
+def test_probe_that_memory_ends_has_a_speed_if_it_grew(session: Any) -> None:
+    own = session(GROWING.replace("KEPT", "torch.zeros(1 << 18)"))
+    own.setting = replace(own.setting, cap_bytes=2**27)
+    found = own.probe({**KNOBS, "learning_rate": 1e-6}, 60.0)
+    assert (found.outcome, bool(found.samples_per_s)) == ("ok", True)
+    own.setting = replace(own.setting, cap_bytes=2**15)
+    assert own.probe(KNOBS, 1.0).outcome == "oom"
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        ("torch.zeros(1 << 18)", "grew with the steps"),
+        ("torch.zeros(1 << 21 if run.batch < 9 else 1)", "^$"),
+        ("1.0", "^$"),
+    ],
+)
 def test_memory_that_grew_and_fitted_is_told(session: Any, kept: str, why: str) -> None:
     knobs, plan = {**KNOBS, "learning_rate": 1e-6}, Plan(640, (640,), window_s=0.0, cap_bytes=2**30)
     found = session(GROWING.replace("KEPT", kept)).train(knobs, plan, 0)
