@@ -204,16 +204,16 @@ MOST_LINES = {
     "tuning/memory/*.py": 3_370,
     "tuning/outside/*.py": 910,
     "tuning/ray/*.py": 870,
-    "tuning/report/*.py": 3_150,
+    "tuning/report/*.py": 3_160,
     "tuning/search/*.py": 3_820,
     "tuning/stats/*.py": 180,
-    "tuning/study/*.py": 1_470,
-    "tuning/workers/*.py": 5_180,
-    "trainables/*.py": 12_370,
+    "tuning/study/*.py": 1_480,
+    "tuning/workers/*.py": 5_190,
+    "trainables/*.py": 12_400,
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 720,
-    "tests/trainables/*.py": 8_100,
-    "tests/tuning/*.py": 15_730,
+    "tests/trainables/*.py": 8_150,
+    "tests/tuning/*.py": 15_760,
 }
 
 

@@ -60,7 +60,8 @@ Where a rectifier or a largest value is decided by rounding, one of 8 U-Net samp
 OTHERWISE = "gives a sample other values in a batch with other samples"
 NOT_A_MEAN = (
     "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
-    "tokens or by class; the model may read padding; or a sampler makes other batches by micro_batch_size"
+    "tokens or by class; a backward() of your own may add to each micro-batch; the model may read padding; or a "
+    "sampler makes other batches by micro_batch_size"
 )
 TIMES = "cutting a batch in two makes its gradient {:.3g} times as large: {}"
 HALF = "give run.backward a mean loss, not a sum, and do not divide it by run.accumulation"

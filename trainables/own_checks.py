@@ -121,9 +121,9 @@ def growth(levels: Sequence[tuple[int, int]]) -> str:
         return ""  # the latter if what is kept is limited
     (first, least), (last, most) = levels[0], levels[-1]
     return (
-        f"memory that is held grew with the steps, from {least / 2**20:,.1f} MiB after {first:,} samples to "
-        f"{most / 2**20:,.1f} MiB after {last:,}: a list of outputs or losses? more samples need more, whatever the "
-        "micro-batch"
+        f"memory grew with the steps, from {least / 2**20:,.1f} MiB after {first:,} samples to {most / 2**20:,.1f} MiB "
+        f"after {last:,}: does your code keep outputs or losses in a list (without .item() or .detach())? a longer "
+        "training needs more, and a smaller micro-batch does not help"
     )
 
 

@@ -33,15 +33,15 @@ settings (key=value, in any order; defaults in [brackets])
 WORKLOADS
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
   card=NAME               the card to train on. One with less memory than yours
-                          is emulated; without a GPU each one is [auto]
+                          is emulated; without a GPU every card is [auto]
 CARDS
   card.memory_gib=N       the card's memory, to hold it to less; with card=cpu,
                           what a training may take of this machine's. Without
-                          a GPU, card=auto with it is a card not listed
-                          [the card's]
+                          a GPU, card=auto card.memory_gib=N stands for a card
+                          that is not listed [the card's]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   epochs of a training; auto: as many as the time allows
-                          [one of ours: its own; else auto, 4 with full]
+                          [our workloads: their own; yours: auto, 4 if full]
   budget.probe.max_time_s=N, .probe_time_s=X, budget.rungs.first_frac=X, .eta=N,
   budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   see docs/settings.md
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
@@ -61,8 +61,8 @@ CARDS
   search.pruner=NAME      which trials are stopped early [reference]
 PRUNERS
   search.seed=N           seed of everything [0]
-  concurrency=auto|N      search trials at once, on each node; auto: 1 on a CPU,
-                          1, 2 or 4 on a GPU, by how idle it is [auto]
+  concurrency=auto|N      how many trials run at once on each node; auto: 1 on
+                          a CPU, 1, 2 or 4 on a GPU, by how idle it is [auto]
   cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
                           on its nodes [here alone]
   target=KIND             which kind of device of a cluster to tune for; nodes
@@ -70,8 +70,8 @@ PRUNERS
                           else the one with most devices]
   devices=all|0,1         cards of this machine that are used, by number as in
                           nvidia-smi (among the visible ones) or UUID [all]
-  devices_per_trial=N     cards that train a trial together by DDP, each a part
-                          of the micro-batch; on a CPU: processes [1]
+  devices_per_trial=N     cards that train a trial together by DDP: they share
+                          each micro-batch; on a CPU: processes [1]
   insecure_cluster=true   join a cluster without a token [false]
   pick.tolerance=X|X%     quality that the pick may give up on purpose, in the
                           objective's own unit or as a share of today's [0]

@@ -42,7 +42,7 @@ checkpointing and adapter.
   python -m tuning estimate workload=mine.py card=rtx3090 'knobs.micro_batch_size=[1,2,4,8]'
 
 A model without a workload, by its name in timm or by its configuration alone; 'batch_size=?', 'max_length=?' or
-'card=?' finds the largest, or the smallest card, that fits:
+'card=?' finds the largest value, or the smallest card, that fits:
 
   python -m tuning estimate timm:resnet50 card=rtx3090
   python -m tuning estimate hf:FOLDER adapter=lora base_dtype=bf16 dtype=bf16 max_length=2048 'card=?'

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
 from tuning.config.choices import BEFORE, PLAIN
-from tuning.config.resolve import measured_beside
 from tuning.config.schema import StudyConfig
 from tuning.journal.events import Config, MeasuredRecord
 from tuning.journal.run import History
@@ -151,12 +150,8 @@ def counted(run: History, config: StudyConfig, stage: str) -> tuple[int, int | N
         return len(ended), config.search.most_trials
     if stage != "confirm":
         return 0, None
-    named = measured_beside(config)
     own = [window for window in run.windows if run.has_begun("confirm", window)]
-    turns = len(named) + max(1, len({window.name for window in own} - {*named}))
-    trained = len(run.confirmed)  # those of an earlier session are not trained again
-    windows = config.budget.confirm.windows * turns
-    return len(own) + trained, max(len(own) + trained, max(trained, 2 * LEAST_SEEDS) + windows)
+    return len(own) + len(run.confirmed), None  # it goes on until the pick is settled
 
 
 def _doing(run: History, config: StudyConfig, stage: str, asked: Asked, best: BestSoFar | None, used_s: float) -> str:

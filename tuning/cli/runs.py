@@ -187,7 +187,9 @@ def write_again(arguments: Sequence[str]) -> int:
 def check_machine(arguments: Sequence[str]) -> int:
     """Prints what this machine has and returns the exit code: 3 where something is missing."""
     made = parser("doctor", "Says what this machine has, and what a study needs that is missing here.")
-    made.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a study's, such as workload=nli card=rtx3090")
+    made.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="settings of a study, such as workload=nli card=rtx3090"
+    )
     asked = made.parse_args(arguments)
     with UserFile() as file:
         config = load([*asked.settings, f"runs_dir={asked.runs_dir}"], file.table)

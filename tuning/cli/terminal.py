@@ -143,10 +143,14 @@ class Terminal:
             self.note(made.text)
         elif self._verbosity > 0 or not isinstance(made, events.RungRecord | events.WindowRecord):
             best = self._best_before(made)
+            named = ""
             if isinstance(made, events.TrialRecord):
-                made = replace(made, values=self._run.trials[made.trial].values)
-            count = "" if self._config is None else _count(*counted(self._run, self._config, self._run.stage))
-            told = words.event(made, best, self._run.table, objective_of(self._run), count)
+                trial = self._run.trials[made.trial]
+                made, named = replace(made, values=trial.values), trial.named
+            stage = self._run.stage
+            is_beside = self._config is None or (stage == "search" and isinstance(made, events.ConfirmedRecord))
+            count = "" if is_beside or self._config is None else _count(*counted(self._run, self._config, stage))
+            told = words.event(made, best, self._run.table, objective_of(self._run), count, named)
             self._say(labelled([told])) if told else None
 
     def _best_before(self, made: events.Event) -> events.Config:

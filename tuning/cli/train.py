@@ -45,7 +45,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=seed, metavar="N", help="weights and order of the samples  [of best.yaml]")
     made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")
     over = made.add_mutually_exclusive_group()
-    over.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    over.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint in --out (custom loops have none)"
+    )
     over.add_argument("--force", action="store_true", help="train again over what is in --out")
     seconds = _number("--checkpoint-every", 1e-3, 86_400, "seconds, from 0.001 to 86400", "60")
     made.add_argument("--checkpoint-every", type=seconds, default="60", metavar="S", help="seconds  [60]")

@@ -52,7 +52,7 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
         raise ConfigError(f"{run_id} is a probe's folder, not a run's", remedy="its answer: probe.json, probe.patch")
     latest = ", ".join(folder.name for folder in known[-3:])
     near = difflib.get_close_matches(run_id, [folder.name for folder in known], n=1)
-    what = f"{asked or run_id}: no run of this id in {runs_dir}" + ", which has no run yet" * (not known)
+    what = f"{asked or run_id}: no run of this id in {runs_dir}" + ", which has no runs" * (not known)
     remedy = f"did you mean {near[0]}?" if near else f"{option}, if it was written elsewhere"
     raise ConfigError(what, allowed=f"recent runs: {latest}" if latest else "", remedy=remedy)
 

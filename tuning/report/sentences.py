@@ -94,8 +94,11 @@ def _keep(found: Summary, best: Named) -> str:
     for_quality = found.study.setting("pick", "goal") == "quality"
     better = "better at no less speed" if for_quality else f"faster at the same {plain(found.objective)}"
     fresh = len([one for one in found.confirmed if one.config != best.config])
+    if count == 1:
+        again = ", trained again on fresh seeds," * (fresh > 0)
+        return f"Keep today's settings ({named}): the one other trial{again} was not shown to be {better}."
     again = f" ({fresh} of them trained again on fresh seeds)" * (fresh > 0)
-    return f"Keep today's settings ({named}): none of {plural(count, 'other trial')}{again} was shown to be {better}."
+    return f"Keep today's settings ({named}): none of {count} other trials{again} was shown to be {better}."
 
 
 def _few(settings: Sequence[str]) -> str:
@@ -199,7 +202,8 @@ def measured_sentence(found: Summary) -> str:
     seeds = max((a.quality.seeds for a in own if a.quality and a.quality.half_width is not None), default=0)
     ground = f"ratio in {fmt.beside(gain)} (95 % interval)" if gain else ""
     parts = [f"speed: {ground}; samples/s: that ratio times the reference's"] if gain else []
-    same = f"{objective}: mean difference on the same {seeds} seeds (± its 95 % interval)"
+    reach = "±: 95 % interval, by the spread of all trainings on fresh seeds"
+    same = f"{objective}: mean difference on the same {seeds} seeds ({reach})"
     parts += [same] * (seeds > 1)
     is_short = any("short timing" in gain.grounds for gain in found.gains)
     parts += ["short timing: a few seconds, not in turns"] * is_short
@@ -292,9 +296,9 @@ def disturbed(probes: Sequence[ProbeRecord]) -> str:
     disturbed = [share for share in taken if share >= OTHERS_FRAC]
     if not disturbed:
         return ""
-    took = f"other programs took {percent(statistics.median(disturbed))} of their cores"
-    said = f"{took} while {len(disturbed)} of {len(timed)} probes were timed"
-    return f"{said}: the search went by speeds that are too low. Gains in turns hold; a quiet machine may find more"
+    took = f"other programs used {percent(statistics.median(disturbed))} of the CPU"
+    said = f"{took} during {len(disturbed)} of {len(timed)} probes, so that the search went by speeds that are too low"
+    return f"{said}. Gains in turns hold; on an idle machine the search may find more"
 
 
 def called(name: str) -> str:
@@ -426,7 +430,7 @@ def startup(found: Summary) -> str:
     startup_s, parts = found.times.stages.get(STARTUP, 0.0), found.study.startup_parts
     if not parts or startup_s < LONG_STARTUP * found.times.wall_s:
         return ""
-    return f"; start-up {duration(startup_s)}: " + ", ".join(f"{n} {duration(s)}" for n, s in parts.items())
+    return f"; start-up {duration(startup_s)}, of which " + ", ".join(f"{n} {duration(s)}" for n, s in parts.items())
 
 
 def next_commands(found: Summary, folder: Path) -> list[str]:

@@ -113,7 +113,7 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
     yield "trials", words.counts(found.trial_counts) + f" ({found.trials_asked} were asked for)" * is_short + long
     yield from (("", said) for said in sentences.failed(found.trials))
     if found.probes:
-        yield "probes", f"{words.counts(found.probe_counts)} (a probe times a configuration for a few seconds)"
+        yield "probes", f"{words.counts(found.probe_counts)} (short timings)"
         yield from (("", said) for said in sentences.failed(found.probes))
     ended = f"; {found.stop_reason}" if found.stop_reason not in ("", "finished") else ""
     yield "time", duration(found.times.wall_s) + ended + sentences.startup(found)

@@ -41,12 +41,18 @@ def counts(found: Mapping[str, int]) -> str:
 
 
 def event(
-    made: events.Event, reference: Mapping[str, Scalar], table: KnobTable, objective: str = "", count: str = ""
+    made: events.Event,
+    reference: Mapping[str, Scalar],
+    table: KnobTable,
+    objective: str = "",
+    count: str = "",
+    named: str = "",
 ) -> tuple[str, str] | None:
     """Returns label and text of what happened, None for what is not told.
 
     Knobs are those unlike in `reference`, such as the best so far, or empty for the defaults. It shows the
     objective's value if there is one of this name, else all values. `count` says how many of its kind are done, "3/12".
+    A trial that is `named` has its name in place of its knobs.
     """
     label = made.event
     match made:
@@ -67,7 +73,8 @@ def event(
             parts = [count, f"{made.name}  seed {made.seed}", *_measured(one, objective), _failed(one)]
         case events.ProbeRecord() | events.TrialRecord():
             one = view(made)
-            parts = [count, one.trial, *_measured(one, objective), _knobs(made.config, reference, table), _failed(one)]
+            knobs = "" if named else _knobs(made.config, reference, table)
+            parts = [count, one.trial, named, *_measured(one, objective), knobs, _failed(one)]
         case _:
             return None
     return label, "  ".join(plain(part) for part in parts if part)

@@ -345,7 +345,7 @@ class TrialScheduler:
         found = self._proposals.choose(candidates, known)
         if found is None or found[1] < LEAST_WORTH:
             both = "faster and as good" if known.rule.goal == "speed" else "better and as fast"
-            self.stop_reason = f"no untried configuration is likely to be both {both}"
+            self.stop_reason = f"no untried configuration of the search space is likely to be both {both}"
             self.has_nothing_better = True
             return None
         chosen, pick_per_s = found[0], self._proposals.pick(known).samples_per_s

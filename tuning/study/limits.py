@@ -247,7 +247,8 @@ class Limits:
         if search.max_time_s is None or begun >= planned:
             return ""
         enough = math.ceil(search.max_time_s * planned / max(1, begun) / 60)
-        return f"the time was enough for {plural(begun, 'trial')} only; about {planned} need search.max_time={enough}m"
+        only = f"the time was enough for {plural(begun, 'trial')} only"
+        return f"{only}; {planned} trials need about search.max_time={enough}m"
 
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""

@@ -226,7 +226,7 @@ class _Study:
         """Finds out which system knobs change what is learned by this workload, and has them searched so."""
         if self._run.kinds is None:
             begun, start = time.monotonic(), groups.defaults(self._config.space)
-            self._terminal.doing("a batch is trained on with system knobs changed, to see what they leave alone")
+            self._terminal.doing("each system knob is changed for one batch, to check that its gradients stay the same")
             found = profiler.kinds({**start, **switched_on(self._config.space)}, comparable(self._config.space, start))
             wall_s, message = time.monotonic() - begun, found.message
             if found.outcome != Outcome.CUT:  # else a study that goes on measures it
@@ -283,13 +283,13 @@ class _Study:
             seen = epochs(self._limits.horizon() / max(1, self._opening().train_samples))
             told, today = f"a trial trains on {self._limits.horizon():,} samples ({seen})", config.epochs
             if today is None:
-                longer = "what is best for a longer one may be another: budget.train_epochs=N sets its length"
+                longer = "the best settings for a longer one may differ: budget.train_epochs=N sets its length"
                 self._note(f"{told}, as the time allows; {longer}")
             elif self._limits.horizon() == round(today * self._opening().train_samples):
                 self._note(f"{told}, as EPOCHS of {config.ref} says")
             else:
-                whole = f"what is best for {epochs(today)} may be another"
-                longer = "a larger search.max_time has longer trials"
+                whole = f"the best settings for {epochs(today)} may differ"
+                longer = "a larger search.max_time allows longer trials"
                 self._note(f"{told}, as the time allows; {whole}: {longer}", warns="length")
 
     def _probe(self, profiler: Worker, cap_bytes: int) -> None:

@@ -281,7 +281,9 @@ class Session:
         if not steps:  # a custom loop ended by itself
             said = "train(run) ended before its speed was known"
             found = dataclasses.replace(found, outcome=Outcome.NO_RESULT, message=said)
-        return self._with_facts(found, state)
+        found = self._with_facts(found, state)
+        grows = isinstance(state, OwnState) and own_checks.growth(state.levels)
+        return dataclasses.replace(found, peak_allocated_bytes=None) if grows else found  # it is no knob's
 
     def _with_facts(self, found: Timed, state: training.AnyState) -> Timed:
         """Returns a speed with what else was measured of its training."""

@@ -25,7 +25,7 @@ def held_back(records):
     card |= {"energy_j": 1200.0, "wall_s": 10.0}
     spans = {"data_wait_s": 2.5, "transfer_s": 0.0, "forward_backward_s": 6.0, "optimizer_s": 1.0, "wall_s": 10.0}
     told = each(records, "confirmed", spans={**spans, "collate_s": 1.5}, telemetry=card)
-    note = {"text": "the time was enough for 3 trials only; about 12 need search.max_time=8m", "warns": "few"}
+    note = {"text": "the time was enough for 3 trials only; 12 trials need about search.max_time=8m", "warns": "few"}
     return [*told[:-1], Record(900, records[-1].t, "note", note), told[-1]]
 
 
@@ -150,7 +150,7 @@ def test_other_programs_that_disturb_probes_are_told(records, shares, said):
     crashed = changed(probe, others_cpu_frac=0.9, samples_per_s=None)  # it has no speed that looks slower
     probes = [crashed, *(changed(probe, others_cpu_frac=share) for share in shares)]
     found = sentences.disturbed(History(probes).probes)
-    assert found == said == "" or (said in found and "while 2 of 4 probes were timed" in found)
+    assert found == said == "" or (said in found and "during 2 of 4 probes" in found)
 
 
 def test_a_search_cut_short_says_what_has_more(records):

@@ -157,9 +157,9 @@ LONG = replace(FACTS, train_samples=100_000)
 @pytest.mark.parametrize(
     ("asks", "typed", "more", "says"),
     [
-        ("few", [], {}, "3 trials only; about 12 need search.max_time=16m"),
-        ("few", ["search.max_time=30s"], {}, "about 12 need search.max_time=2m"),
-        ("few", ["search.trials=4"], {}, "about 4 need search.max_time=6m"),
+        ("few", [], {}, "3 trials only; 12 trials need about search.max_time=16m"),
+        ("few", ["search.max_time=30s"], {}, "12 trials need about search.max_time=2m"),
+        ("few", ["search.trials=4"], {}, "4 trials need about search.max_time=6m"),
         ("few", ["search.trials=3"], {}, ""),
         ("few", ["search.max_time=null"], {}, ""),
         ("long", ["budget=full"], {"facts": LONG, "records": [probe(10.0)]}, "search.max_time=8h"),

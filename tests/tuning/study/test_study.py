@@ -149,7 +149,7 @@ def test_search_begins_only_if_a_training_can_end(tmp_path: Path) -> None:
     [
         ("1.5", [], "as EPOCHS of ", False),
         ("1.5", ["search.max_time=null"], "as EPOCHS of ", False),
-        ("9000.0", [], "what is best for 9,000 epochs may be another: a larger search.max_time", True),
+        ("9000.0", [], "the best settings for 9,000 epochs may differ: a larger search.max_time", True),
         ("None", [], "budget.train_epochs=N", False),
         ("None", ["search.trials=0"], "", False),  # nothing is trained
         ("None", ["search.max_time=2m"], "", False),  # nor if no time is left for it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import re
 import resource
 import sys
@@ -131,7 +132,7 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def test_a_hundred_ooms_leave_nothing_behind(session: Session) -> None:
+def test_hundreds_of_ooms_leave_nothing_behind(session: Session) -> None:
     places = ["forward", "backward", "optimizer", "evaluation"]
 
     def state() -> tuple[int, int, int]:
@@ -145,10 +146,13 @@ def test_a_hundred_ooms_leave_nothing_behind(session: Session) -> None:
             assert (found.outcome, found.retire) == ("oom", "")
 
     fail(10)
-    before, resident = state(), resident_bytes()
-    fail(100)
+    before, resident = state(), [resident_bytes()]
+    for _ in range(3):
+        fail(100)
+        resident.append(resident_bytes())
     assert state() == before
-    assert resident_bytes() - resident < 8 * 2**20, "84 KB an OOM; 4 MiB, which each asks for, come and go in malloc"
+    # 84 KB an OOM. The 4 MiB that each asks for come and go in malloc: one hundred may seem to need 12 MiB.
+    assert min(b - a for a, b in itertools.pairwise(resident)) < 8 * 2**20
     assert session.train(knobs("nowhere"), PLAN, 0).outcome == "ok"
 
 
