@@ -218,9 +218,10 @@ class _Trainings:
         while True:
             race = self.race()
             wanted = [*race.next_round(terms.budget.top, most_seeds), *self._for_quality(race)]
-            if not wanted and terms.system is not None and not race.admitted and not race.is_settled(SYSTEM):
-                wanted = [SYSTEM]
-            if not sum([self._train_next(name) for name in dict.fromkeys(wanted)]):
+            is_trained = sum([self._train_next(name) for name in dict.fromkeys(wanted)])
+            if not is_trained and terms.system is not None and not race.admitted and not race.is_settled(SYSTEM):
+                is_trained = self._train_next(SYSTEM)
+            if not is_trained:
                 return self.race()
 
     def train_reference(self, most_seeds: int) -> None:

@@ -253,6 +253,13 @@ def test_those_nearly_as_fast_take_turns(tmp_path: Path) -> None:
     assert found.name == "t64"
 
 
+def test_reference_with_other_system_knobs_is_trained_however_few_the_seeds(tmp_path: Path) -> None:
+    bench = Bench({16: 0.2, 32: 0.5, 64: 0.5, 128: 0.5})
+    found = settled(searched(tmp_path, bench.errors), bench, seeds=(1,))
+    assert found.name == SYSTEM
+    assert (16, 2, 1) in bench.trained
+
+
 @pytest.mark.parametrize(("late_per_s", "picked"), [(4.0, "before"), (64.0, "t64")])
 def test_pick_of_trainings_that_slow_down_is_by_whole_trainings(tmp_path: Path, late_per_s: float, picked: str) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)

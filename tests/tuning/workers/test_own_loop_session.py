@@ -299,7 +299,8 @@ def test_memory_that_grows_with_the_steps_is_told(session: Any) -> None:
     assert "also after a training" in found.message
 
 
-def test_probe_that_memory_ends_has_a_speed_if_it_grew(session: Any) -> None:
+def test_probe_that_memory_ends_has_a_speed_if_it_grew(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuning.workers.session.PROBE_WINDOW_S", 0.0)
     own = session(GROWING.replace("KEPT", "torch.zeros(1 << 18)"))
     own.setting = replace(own.setting, cap_bytes=2**27)
     found = own.probe({**KNOBS, "learning_rate": 1e-6}, 60.0)
