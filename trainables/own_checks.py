@@ -222,7 +222,7 @@ class FirstSamples:
 
 
 class FirstValues:
-    """What a function's module holds that trainings change: a best accuracy, weights beside it, a list of losses.
+    """The state of a user's module that a training changes: a best accuracy, weights beside it, a list of losses.
 
     Each training begins with the first values; one that goes on from another's would be told to be as good as both.
     """
