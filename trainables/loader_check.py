@@ -84,7 +84,7 @@ def reads_differ(dataset: Dataset[Any], workers: int, init: Callable[[int], None
         numbers = moving_numbers.numbers_of(dataset)
         before, few = moving_numbers.values_of(numbers), picks[:CHUNK]
         here = _read(dataset, picks, seed=1)
-        times = moving_numbers.growth(max(count, 1), size)
+        times = moving_numbers.multiples(max(count, 1), size)
         if name := moving_numbers.decisive(numbers, before, times, lambda: _read(dataset, few, seed=1)):
             return COUNTS_READS.format(name)
         if here != (other := _read(dataset, picks, seed=2)):
@@ -213,7 +213,7 @@ class Moving:
 
         The training has gone on for so many samples, a share `progress` of it.
         """
-        name = self.changed(moving_numbers.growth(samples, pass_samples, progress))
+        name = self.changed(moving_numbers.multiples(samples, pass_samples, progress))
         return MOVES.format(name) if name else ""
 
     def changed(self, times: Sequence[float] = (0.0,)) -> str:

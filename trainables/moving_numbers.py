@@ -61,7 +61,7 @@ def values_of(numbers: Mapping[str, Number]) -> dict[str, Any]:
     return {name: number.get() for name, number in numbers.items()}
 
 
-def growth(samples: int, pass_samples: int, progress: float = 1.0) -> tuple[float, ...]:
+def multiples(samples: int, pass_samples: int, progress: float = 1.0) -> tuple[float, ...]:
     """Returns how much larger a change is later than after the first `samples`, or after that share of a training."""
     return (*(epochs * pass_samples / samples for epochs in _EPOCHS), 1 / progress)
 

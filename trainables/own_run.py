@@ -242,8 +242,8 @@ class Run(Counted):
         self._paused_at = time.perf_counter()
 
     def _last_batch_at(self, loader: Any) -> float:
-        """Returns the number of the micro-batch in an epoch with which its last batch begins, if that has fewer parts
-        than others; infinite if it has not, or if that is not known.
+        """Returns the number of the micro-batch in an epoch with which its last batch begins; infinite if batches are
+        not cut, or if the length of an epoch is not known.
         """
         parts = 1 if self._is_whole else self._accumulation
         if parts == 1 or not self._state.ends_passes:

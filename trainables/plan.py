@@ -27,7 +27,8 @@ class Plan:
 def evenly(batch_size: int, micro_batch_size: int) -> tuple[int, int]:
     """Returns the number of equal micro-batches of a batch, and their size, which is at most `micro_batch_size`.
 
-    If no size from half of `micro_batch_size` on divides the batch, the last of them would have fewer samples.
+    A size that divides the batch is preferred, if there is one of at least half of `micro_batch_size`; else the
+    micro-batches have a few samples more than the batch.
     """
     for size in range(min(batch_size, micro_batch_size), (micro_batch_size - 1) // 2, -1):
         if batch_size % size == 0:

@@ -228,13 +228,18 @@ class PickStage:
         return f"{said}: {better} beside {floor} on {plural(len(gains), 'fresh seed')}{fresh}"
 
 
+def _begun_at(run: History) -> int:
+    """Returns the number of the record with which this session began."""
+    return run.resumes[-1].seq if run.resumes else 0
+
+
 def require_independent(run: History, *messages: str) -> None:
     """Raises NoUsableTrial if a training went on from an earlier one, by what failed in this session.
 
     `messages` are of measurements that no record has.
     """
-    made, since = [*run.probes, *run.ended, *run.confirmed], run.resumes[-1].seq if run.resumes else 0
-    for text in (*messages, *(one.message for one in made if one.seq > since)):
+    made = [one for one in (*run.probes, *run.ended, *run.confirmed) if one.seq > _begun_at(run)]
+    for text in (*messages, *(one.message for one in made)):
         if text.startswith(DEPENDENT):
             said = f"trainings depend on earlier ones, so that no result counts: {text[len(DEPENDENT) :].lstrip(': ')}"
             raise NoUsableTrial(said, remedy="mend what it names, and search anew")
@@ -242,8 +247,7 @@ def require_independent(run: History, *messages: str) -> None:
 
 def require_sound(run: History) -> None:
     """Raises NoUsableTrial if all probes of this session failed since the loop uses `run` in a wrong way."""
-    since = run.resumes[-1].seq if run.resumes else 0
-    probes = [probe for probe in run.probes if probe.seq > since and probe.outcome != Outcome.CUT]
+    probes = [probe for probe in run.probes if probe.seq > _begun_at(run) and probe.outcome != Outcome.CUT]
     if probes and all(probe.message.startswith("LoopError") for probe in probes):
         said = probes[-1].message.removeprefix("LoopError: ")
         raise NoUsableTrial(f"every probe found a mistake in the loop: {said}", remedy="mend it, and search anew")

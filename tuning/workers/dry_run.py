@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tuning.search.protocols import TrialState
     from tuning.workers.session import Session
 
+LOADED_AT = time.time()
+"""When this process began, in Unix seconds."""
 DRY_S = 5.0
 """So long a report is waited for: a loop that reports at the end of a pass is not tried to that end."""
 AGAIN_S, AGAIN_FRAC = 5.0, 0.1
@@ -132,7 +134,6 @@ class _FilesRead:
 
     def __init__(self) -> None:
         self.latest, self._is_on = "", True
-        self._since = time.time() - time.process_time() - AGAIN_S
 
     def __enter__(self) -> _FilesRead:
         sys.addaudithook(self._heard)
@@ -145,7 +146,7 @@ class _FilesRead:
         if not self._is_on or event != "open" or not isinstance(found[0], str) or str(found[1] or "r")[0] not in "r":
             return
         with contextlib.suppress(OSError):
-            if Path(found[0]).stat().st_mtime > self._since:
+            if Path(found[0]).stat().st_mtime > LOADED_AT:
                 self.latest = f"in {found[0]}"
 
 
