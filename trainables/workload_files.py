@@ -186,7 +186,7 @@ def _module(ref: str) -> Any:
         with _importing(sys.argv):
             return importlib.import_module(ref)
     except ImportEnds:
-        what = f'{ref} runs a study when it is imported; that belongs behind `if __name__ == "__main__":`'
+        what = f'{ref} starts a run when it is imported; that belongs behind `if __name__ == "__main__":`'
         raise WorkloadError(what) from None
     except ModuleNotFoundError as error:
         if error.name is not None and ref.startswith(error.name):

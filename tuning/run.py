@@ -46,13 +46,14 @@ CARDS
   budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   see docs/settings.md
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
-  named.before.KNOB=VALUE your current settings: trained first, and compared
-                          with [BEFORE of your file]
+  named.before.KNOB=VALUE your current settings, the reference: trained first,
+                          and compared with [BEFORE of your file, else the plain
+                          defaults]
   search.trials=auto|N    the most trials; auto: what the time allows, up to 50
                           (12 with search.max_time=null); 0: nothing is
                           trained, the fastest system knobs in a minute
                           [quick: auto, full: 60]
-  search.max_time=TIME    limit of the whole study, as 90s, 4m or 2h
+  search.max_time=TIME    limit of the whole run, as 90s, 4m or 2h
                           [quick: 4m, full: none]
   search.hang_time=TIME   a process that idles so long without an answer is
                           ended, and tried once more [60s]
@@ -74,10 +75,12 @@ PRUNERS
                           each micro-batch; on a CPU: processes [1]
   insecure_cluster=true   join a cluster without a token [false]
   pick.tolerance=X|X%     quality that the pick may give up on purpose, in the
-                          objective's own unit or as a share of today's [0]
-  pick.at_least=X         the quality that the pick needs [today's]
-  pick.goal=speed|quality the fastest as good as today, or the best quality at
-                          today's speed or faster [speed]
+                          objective's own unit or as a share of the reference's
+                          [0]
+  pick.at_least=X         the quality that the pick needs [that of the
+                          reference]
+  pick.goal=speed|quality the fastest as good as the reference, or the best
+                          quality at its speed or faster [speed]
   dashboard=true          starts the Ray dashboard here and prints how to log in
   resume=ID|last          goes on with an interrupted run, or a finished one
                           that is given a larger search.max_time or .trials,
@@ -151,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
         if validates:
             _, config = setup.prepare_config(config, file)
             left_out = config.dropped if verbose else sentences.left_out(config)
-            tried = "; its code is tried when a study begins" * (not config.workload.is_packaged)
+            tried = "; its code is tried when a run begins" * (not config.workload.is_packaged)
             for text in [*left_out, f"the configuration is valid{tried}"]:
                 terminal.note(text)
             terminal.space(config)

@@ -25,7 +25,7 @@ def refuse_resumed(steps: int, argument: str) -> None:
     """Raises LoopError if a training resumes from a checkpoint after `steps` steps."""
     if steps:
         raise LoopError(
-            f"the Trainer resumes from a checkpoint, after its step {steps}: a training of a study begins with the "
+            f"the Trainer resumes from a checkpoint, after its step {steps}: a training of a search begins with the "
             f"model that train(run) makes; leave out {argument}"
         )
 

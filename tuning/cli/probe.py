@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     line(result, sentence(answer))
     show(result, labelled([(name, Text(said)) for name, said in _rows(answer, program, time.monotonic() - begun)]))
-    show(result, table(["tried", "speed", "over today"], _tried(answer)))
+    show(result, table(["tried", "speed", "vs unchanged"], _tried(answer)))
     if diff:
         result.print()
         result.print(Text(diff.rstrip()), soft_wrap=True)  # so that it can be copied
@@ -168,7 +168,7 @@ def _rows(answer: Compared, program: Program, took_s: float) -> Iterator[tuple[s
     rest = 1.0 - sum(today.share(key) for key in parts.values())
     if today.split_s:
         shares.append(f"forward and the rest {percent(max(0.0, rest))}")
-    yield "today", "; ".join([speed(today), ", ".join(shares)])
+    yield "unchanged", "; ".join([speed(today), ", ".join(shares)])
     if today.share("waiting") >= 0.2:
         yield "bound by", f"its data: {percent(today.share('waiting'))} of a step waits for the loader"
     for name, why in answer.failed.items():

@@ -186,9 +186,9 @@ def write_again(arguments: Sequence[str]) -> int:
 
 def check_machine(arguments: Sequence[str]) -> int:
     """Prints what this machine has and returns the exit code: 3 where something is missing."""
-    made = parser("doctor", "Says what this machine has, and what a study needs that is missing here.")
+    made = parser("doctor", "Says what this machine has, and what a search needs that is missing here.")
     made.add_argument(
-        "settings", nargs="*", metavar="KEY=VALUE", help="settings of a study, such as workload=nli card=rtx3090"
+        "settings", nargs="*", metavar="KEY=VALUE", help="settings of a run, such as workload=nli card=rtx3090"
     )
     asked = made.parse_args(arguments)
     with UserFile() as file:

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("options", nargs="*", metavar="ID|workload.NAME=VALUE", help=said)
     length = made.add_mutually_exclusive_group()
     samples = _number("--samples", 1, 10**12, "a whole number from 1 to 1e12", "10000")
-    said = "training samples seen  [as long as the trainings of the study, which may be less than an epoch]"
+    said = "training samples seen  [as long as the trials of its run, which may be less than an epoch]"
     length.add_argument("--samples", type=samples, metavar="N", help=said)
     epochs = _number("--epochs", 1e-9, 10_000, "a number above 0, at most 10000", "3")
     length.add_argument("--epochs", type=epochs, metavar="X", help="the same in epochs")

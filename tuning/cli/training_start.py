@@ -121,7 +121,7 @@ def _session(best: Best, device: str) -> Session:
         where = (
             "put the workload's file back, or workload=FILE.py says where it is now"
             if is_file
-            else "type it where the study was started, which has the module"
+            else "type it where its run was started, which has the module"
         )
         raise ConfigError(what[:400], remedy=f"{where}, or install what it needs") from error
     declared = dict(getattr(session.resident.workload, "options", {}))

@@ -188,7 +188,7 @@ def _several(key: str, text: str, table: KnobTable) -> ConfigError:
     name = key.removeprefix("knobs.")
     is_decimal = point and name in table and table[name].domain.type is float
     remedy = f"{key}={point} with a decimal point, or {key}=[<value>,<value>] to search two values"
-    return ConfigError(f"{what}; one study searches a list", remedy=remedy if is_decimal else f"{key}=[{choices}]")
+    return ConfigError(f"{what}; one run searches a list", remedy=remedy if is_decimal else f"{key}=[{choices}]")
 
 
 def _check_characters(item: str) -> None:

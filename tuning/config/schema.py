@@ -104,7 +104,7 @@ def _tolerance(value: object) -> float | str:
     share = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if share and float(share[1]) <= 100:
         return f"{float(share[1]):g}%" if float(share[1]) else 0.0
-    raise ValueError("a number >= 0 in the objective's own unit, or a percentage of the quality of today, 0% to 100%")
+    raise ValueError("a number >= 0 in the objective's own unit, or a percentage of the reference's, 0% to 100%")
 
 
 Slug = Annotated[str, AfterValidator(_slug)]

@@ -64,7 +64,7 @@ def main(trials=20, measure_s=30.0, storage_path=None):
     best = searcher.best
     print(f"{len(results)} trials, {results.num_errors} with an error. {searcher.stop_reason}")
     print(f"{dict(best.config)}: {best.samples_per_s:,.0f} samples/s at {best.value:.3f}")
-    print(f"today: {best.reference_per_s:,.0f} samples/s at {best.reference_value:.3f}")
+    print(f"reference: {best.reference_per_s:,.0f} samples/s at {best.reference_value:.3f}")
     return results, searcher
 
 

@@ -92,7 +92,7 @@ class Waves:
 
 
 WORKLOAD = Waves()
-BEFORE = {  # as it is trained today; what is not searched stays so
+BEFORE = {  # your current settings; what is not searched stays so
     "learning_rate": 0.003,
     "batch_size": 32,
     "micro_batch_size": 32,

@@ -68,7 +68,7 @@ def require_known(study: StudyRecord | None, folder: Path) -> None:
     if study is not None and (when := other_version(study)):
         what = f"run {folder.name} was written by {when} version of cardtune"
         newer = "pip install --upgrade cardtune"
-        remedy = newer if when == "a later" else "begin another study, or install that version"
+        remedy = newer if when == "a later" else "begin another run, or install that version"
         raise ConfigError(f"{what} (schema {study.schema})", allowed=f"schema {JOURNAL_SCHEMA}", remedy=remedy)
 
 

@@ -167,7 +167,7 @@ class KnownSpeedSearcher(Searcher):
         if not isinstance(first, ProbeRecord) or not first.samples_per_s:
             why = first.message if isinstance(first, ProbeRecord) else "" if first is None else first.reason
             what = f"the reference {self._space.config(self._reference)} could not be measured: {why}"
-            raise ConfigError(what, allowed="a config that fits and trains", remedy="reference= what you train today")
+            raise ConfigError(what, allowed="a config that fits and trains", remedy="reference= your current settings")
 
     @property
     def stop_reason(self) -> str:

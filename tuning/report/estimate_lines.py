@@ -74,7 +74,7 @@ def _unknown(answer: Estimated) -> Iterator[str]:
     card = f" card={_card(answer)}" if answer.about.card.cap_bytes is not None else ""
     yield (
         f"To measure it instead, without training: python -m tuning.run workload={answer.about.workload.ref}{card} "
-        "search.trials=0. A study measures memory as it goes, and only its trials can tell what fits."
+        "search.trials=0. A search measures memory as it goes, and only its trials can tell what fits."
     )
 
 
@@ -203,7 +203,7 @@ def _notes(answer: Estimated) -> Iterator[str]:
         if kind in kinds
     ]
     tight = any(cell.verdict == "tight" for row in answer.rows for cell in row.cells)
-    more = ["tight: a study would try it, and it may run out of memory"] if tight else []
+    more = ["tight: a search would try it, and it may run out of memory"] if tight else []
     notes = [*trust, *more, *answer.notes]
     yield from (f"note: {note}" for note in dict.fromkeys(notes))
 

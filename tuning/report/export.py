@@ -39,7 +39,7 @@ def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
         raise NoUsableTrial(what, remedy=f"python -m tuning.run resume={summary.id}")
     body = _body(summary, named, datetime.now(UTC))
     whose = f"{WORDS.get(name, name)} configuration of run {plain(summary.id)}"
-    head = f"# The {whose}; it trains as it stands, where the study was started:\n#   {train_command(summary, name)}\n"
+    head = f"# The {whose}; it trains as it stands, where the run was started:\n#   {train_command(summary, name)}\n"
     return atomic.write_text(path, head + best_file.text_of(body, str(path)))
 
 

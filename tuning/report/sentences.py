@@ -80,25 +80,25 @@ def answer(found: Summary) -> str:
 
 
 def _keep(found: Summary, best: Named) -> str:
-    """Returns that today's settings are the answer, which those are, and what they were compared with."""
+    """Returns that the reference is the answer, which settings those are, and what they were compared with."""
     own = fmt.settings(best.config, found.table)
     name = "" if found.reference is None else plain(found.reference.name)
-    named = f"{name}: {_few(own)}" if own else f"the {PLAIN}"
+    kept = f"Keep your current settings ({name}: {_few(own)})" if own else f"Keep the {PLAIN}"
     if not (count := found.trials_done):
         other = found.gain(SYSTEM, found.reference.name) if found.reference is not None else None
         why = "no probe was faster, and nothing else was trained"
         if other is not None:
             faster = _few(fmt.unlike(found.named[SYSTEM].config, best.config, found.table))
             why = f"with the fastest system knobs ({faster}) training is {gain_sentence(other)}"
-        return f"Keep today's settings ({named}): {why}."
+        return f"{kept}: {why}."
     for_quality = found.study.setting("pick", "goal") == "quality"
     better = "better at no less speed" if for_quality else f"faster at the same {plain(found.objective)}"
     fresh = len([one for one in found.confirmed if one.config != best.config])
     if count == 1:
         again = ", trained again on fresh seeds," * (fresh > 0)
-        return f"Keep today's settings ({named}): the one other trial{again} was not shown to be {better}."
+        return f"{kept}: the one other trial{again} was not shown to be {better}."
     again = f" ({fresh} of them trained again on fresh seeds)" * (fresh > 0)
-    return f"Keep today's settings ({named}): none of {count} other trials{again} was shown to be {better}."
+    return f"{kept}: none of {count} other trials{again} was shown to be {better}."
 
 
 def _few(settings: Sequence[str]) -> str:
@@ -171,7 +171,7 @@ def _soon(found: Summary) -> str:
         return ""
     own, today_s = duration(time.own.median_s), duration(time.reference.median_s)
     sooner = time.own.median_s < time.reference.median_s
-    how = "as today" if own == today_s else f"later than today ({today_s})"
+    how = "no sooner" if own == today_s else f"later than that does ({today_s})"
     both = f"{own} of training instead of {today_s}" if sooner and own != today_s else f"{own} of training, {how}"
     missed, seeds = time.own.missed, len(time.own.by_seed)
     but = f" (on {missed} of {plural(seeds, 'seed')} it never does)" if missed else ""

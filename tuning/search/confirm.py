@@ -33,7 +33,7 @@ START_S = 8.0
 LEAST_ROUNDS = 3
 """Rounds of windows that are kept time for before anything is trained: below, an interval of gains says nothing."""
 TURNS = 4
-"""Configurations that take turns as a rule: the pick, one nearly as fast or with today's system knobs, and today's."""
+"""Configurations that take turns as a rule: the pick, one nearly as fast or with old system knobs, the reference."""
 LEAST_WINDOW_S = 0.3
 """Windows are no shorter than this, however little time there is; then there are fewer rounds."""
 WINDOW_STEPS = 3
@@ -48,7 +48,7 @@ NEARLY = 0.9
 """A configuration of this share of the pick's speed may be the faster one in turns."""
 AS_FAST = 0.97
 """Two speeds in turns that are closer are equal: the better of the two is taken."""
-WITH_TODAY = " with today's system knobs"
+WITH_TODAY = " with the reference's system knobs"
 """Added to the name of a trial that is measured with the system knobs of the reference."""
 
 

@@ -63,11 +63,11 @@ def refusal(here: Description, there: Description) -> str:
     if there.outcome != Outcome.OK:
         return f"the workload cannot be loaded there: {there.message}"
     if here.torch != there.torch:
-        return f"its torch is {there.torch}, and {here.torch} on the machine of the study"
+        return f"its torch is {there.torch}, and {here.torch} on the machine of the run"
     if here.workload_sha256 != there.workload_sha256:
-        return "the workload's code there is not that of the machine of the study"
+        return "the workload's code there is not that of the machine of the run"
     if here.data_sha256 != there.data_sha256:
-        return "the data there are not those of the machine of the study"
+        return "the data there are not those of the machine of the run"
     return ""
 
 

@@ -68,7 +68,7 @@ class JoinedCluster:
         self.nodes: list[Node] = []
         """Every node with cores, once it was checked."""
         self.here = ""
-        """The kind of the machine of the study, known once the nodes were checked."""
+        """The kind of the machine of the run, known once the nodes were checked."""
         self._known: list[Node] = []
         """This machine and the nodes whose kind is known."""
         self._target = ""
@@ -139,7 +139,7 @@ class JoinedCluster:
         return self._target
 
     def check(self, config: WorkerConfig, facts: Description, knobs: Mapping[str, Scalar], limit_s: float) -> None:
-        """Loads the workload once on each node, and compares what that is with `facts`, of the machine of the study.
+        """Loads the workload once on each node, and compares what that is with `facts`, of the machine of the run.
 
         It may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. Raises
         PreflightError if no node may train.

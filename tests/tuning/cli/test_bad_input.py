@@ -65,7 +65,7 @@ TABLE = [
     ("search.sampler=gp", "allowed: known, tpe or random", "search.sampler=known"),
     ("pick.at_least=good", "allowed: a number", "leave out pick.at_least"),
     ("pick.tolerance=-1", "-1 is not allowed\n  allowed: a number >= 0", "pick.tolerance=0"),
-    ("pick.tolerance=101%", "a percentage of the quality of today", "pick.tolerance=0"),
+    ("pick.tolerance=101%", "a percentage of the reference's", "pick.tolerance=0"),
     ("cluster=ray://head:10001", "HOST:PORT", "leave out cluster"),
     ("target=a b", "a b", "leave out target"),
     ("devices=0,0", "0,0", "devices=all"),

@@ -201,7 +201,7 @@ def test_run_is_trained_by_its_id(best, named, says, capsys):
         ("", {"count": 0}, "best.yaml: the training split of"),
         ("", {"hub_token": "***"}, "workload.options.hub_token is a secret, which was not written down"),
         ("signals", {"data": "/nowhere/waves"}, "best.yaml: workload.data=/nowhere/waves: "),
-        ("my.moons", {}, "try: type it where the study was started"),
+        ("my.moons", {}, "try: type it where its run was started"),
     ],
 )
 def test_a_workload_edited_by_hand_is_checked(best, ref, options, says, capsys):

@@ -29,7 +29,7 @@ from tuning.workers.worker_config import ChangedKnobs
 
 def test_nodes_of_a_cluster_are_written_told_and_reported(tmp_path: Path) -> None:
     alike = [Node(name, f"10.0.0.{n}", 4.0) for n, name in enumerate("abc")]
-    nodes = [*alike, Node("d", "10.0.0.9", 16.0, why="its cores are 16, and 8 on the machine of the study")]
+    nodes = [*alike, Node("d", "10.0.0.9", 16.0, why="its cores are 16, and 8 on the machine of the run")]
     _, complete = setup.prepare_config(load.load(["card=cpu", "concurrency=1"]))
     users: Any = SimpleNamespace(nodes=nodes, training=alike)
     said = io.StringIO()

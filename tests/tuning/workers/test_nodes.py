@@ -1,4 +1,4 @@
-"""Which nodes of a cluster are like the machine of the study, and where trials run on them; no Ray."""
+"""Which nodes of a cluster are like the machine of the run, and where trials run on them; no Ray."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ HERE = Description(outcome="ok", device=DEVICE, torch="2.13.0", workload_sha256=
     [
         ({}, ""),
         ({"device": {**DEVICE, "name": "Y"}}, ""),
-        ({"torch": "2.12.0"}, "its torch is 2.12.0, and 2.13.0 on the machine of the study"),
-        ({"workload_sha256": "z"}, "the workload's code there is not that of the machine of the study"),
-        ({"data_sha256": "z"}, "the data there are not those of the machine of the study"),
+        ({"torch": "2.12.0"}, "its torch is 2.12.0, and 2.13.0 on the machine of the run"),
+        ({"workload_sha256": "z"}, "the workload's code there is not that of the machine of the run"),
+        ({"data_sha256": "z"}, "the data there are not those of the machine of the run"),
         ({"outcome": "crash", "message": "no such file"}, "the workload cannot be loaded there: no such file"),
     ],
 )
