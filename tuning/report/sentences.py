@@ -87,6 +87,8 @@ def _keep(found: Summary, best: Named) -> str:
     if not (count := found.trials_done):
         other = found.gain(SYSTEM, found.reference.name) if found.reference is not None else None
         why = "no probe was faster, and nothing else was trained"
+        if found.slowing is not None and SYSTEM in found.named:
+            why = "other system knobs were faster in short timings alone, and trainings slow down"
         if other is not None:
             faster = _few(fmt.unlike(found.named[SYSTEM].config, best.config, found.table))
             why = f"with the fastest system knobs ({faster}) training is {gain_sentence(other)}"
@@ -137,6 +139,8 @@ def _apart(found: Summary, one: Named, other: Named) -> list[str]:
 
 def _speed(found: Summary, best: Named) -> str:
     gain = found.answers["best"].gain
+    if gain is None and best.samples_per_s is None:
+        return "its speed was not measured"
     if gain is None:
         return f"this trains {fmt.speed(best.speed, best.probed_samples_per_s)} samples a second"
     said = gain_sentence(gain)

@@ -72,7 +72,9 @@ def _answer(found: Summary, one: Named, objectives: Sequence[str], *, brief: boo
     reached = time.own if time is not None else None
     if reference is not None and one.name == reference.name:  # on the seeds that the first answer has, too
         reached = next((own.time.reference for own in found.answers.values() if own.time), None)
-    fast = (rate(one.samples_per_s) if brief else _speed(one, reference)) if one.samples_per_s else outcome(one.outcome)
+    fast = "not measured" if one.outcome == "ok" else outcome(one.outcome)
+    if one.samples_per_s:
+        fast = rate(one.samples_per_s) if brief else _speed(one, reference)
     name = f"{WORDS.get(one.name, one.name)} {one.trial}".rstrip()
     row = [name, fast, times, *learned, larger, soon(reached) if reached is not None else "-"]
     held = bound(one.verdict) if one.verdict else "-"

@@ -154,12 +154,13 @@ def _entrants(
 def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], reference: Config, race: Race) -> str:
     """Returns the fastest of the entrants beside the reference, the first if nothing is known; "" if that is faster.
 
-    If several are equally fast, it is the one with the best expected quality.
+    If several are equally fast, it is the one with the best expected quality. If trainings slow down, faster system
+    knobs count only with a whole training: short timings see its beginning alone.
     """
     gains = {name: gain(run, name, "", own, reference) for name, own in entrants.items()}
     times = {name: own.ratio for name, own in gains.items() if own is not None}
     if not times:
-        return next(iter(entrants), "")
+        return "" if SYSTEM in entrants and slowing(run) else next(iter(entrants), "")
     fastest = max(times.values())
     alike = [name for name in times if times[name] >= AS_FAST * fastest]
     best = max(alike, key=lambda name: (race.expected(name.removesuffix(WITH_TODAY)).gain, times[name]))

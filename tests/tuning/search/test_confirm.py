@@ -260,8 +260,12 @@ def test_reference_with_other_system_knobs_is_trained_however_few_the_seeds(tmp_
     assert (16, 2, 1) in bench.trained
 
 
-@pytest.mark.parametrize(("late_per_s", "picked"), [(4.0, "before"), (64.0, "t64")])
-def test_pick_of_trainings_that_slow_down_is_by_whole_trainings(tmp_path: Path, late_per_s: float, picked: str) -> None:
+@pytest.mark.parametrize(
+    ("late_per_s", "picked", "system"), [(4.0, "before", False), (64.0, "t64", False), (4.0, "before", True)]
+)
+def test_pick_of_trainings_that_slow_down_is_by_whole_trainings(
+    tmp_path: Path, late_per_s: float, picked: str, system: bool
+) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     for trial, config, late in (("t000", TODAY, 8.0), ("t64", {"batch_size": 64, "num_workers": 2}, late_per_s)):
         more = {"named": "before", "beside": True} if trial == "t000" else {}
@@ -272,7 +276,7 @@ def test_pick_of_trainings_that_slow_down_is_by_whole_trainings(tmp_path: Path, 
         rest = {"outcome": "ok", "values": values, "samples_per_s": per_s(config), "measured_samples_per_s": whole}
         journal.append(TrialRecord, trial=trial, config=config, samples=samples, **rest)
     cut = Bench(FLAT, broken=FLAT, outcome="cut")
-    assert settled(journal, cut, system=False).name == picked
+    assert settled(journal, cut, system=system).name == picked
     journal.close()
 
 
