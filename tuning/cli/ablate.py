@@ -62,12 +62,12 @@ def main(argv: Sequence[str]) -> int:
         if asked.json:
             print(json.dumps({"device": None, "ablation": [], "idle": idle}))
         return 0
-    setting = _setting(folder, run)
+    worker = worker_of(folder, run)
     turns = ablation.turns({"best": best, name: today}, changes, found.table)
     budget = ConfirmSection.model_construct(windows=asked.rounds, window_s=asked.window, seeds=1, top=1)
     minutes = math.ceil(windows_s(budget, len(turns)) / 60)
     line(messages, f"{len(turns)} configurations, {asked.rounds} rounds, about {minutes} minutes")
-    with Worker(setting) as profiler:
+    with Worker(worker) as profiler:
         facts = profiler.describe(best).device
         of = {"turns": turns, "device": facts, "window_s": asked.window}
         path = folder / ABLATION
@@ -95,7 +95,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _setting(folder: Path, run: History) -> WorkerConfig:
+def worker_of(folder: Path, run: History) -> WorkerConfig:
+    """Returns how the worker of a finished run is made, so that it measures as the run did."""
     study = run.study
     if study is None:
         raise NoUsableTrial(f"{folder / JOURNAL} has no study record", remedy="start a new run")
