@@ -24,8 +24,9 @@ from trainables.knobs import Scalar, identity
 from tuning.cli import ablate
 from tuning.config import best_file
 from tuning.config.schema import ConfirmSection
-from tuning.journal.records import JOURNAL, Journal, read
+from tuning.journal.records import Journal, read
 from tuning.journal.run import History
+from tuning.journal.runs import JOURNAL
 from tuning.report import summary
 from tuning.search.confirm import measure_windows
 from tuning.workers.worker import Worker

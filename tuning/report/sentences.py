@@ -82,8 +82,9 @@ def answer(found: Summary) -> str:
 def _keep(found: Summary, best: Named) -> str:
     """Returns that the reference is the answer, which settings those are, and what they were compared with."""
     own = fmt.settings(best.config, found.table)
-    name = "" if found.reference is None else plain(found.reference.name)
-    kept = f"Keep your current settings ({name}: {_few(own)})" if own else f"Keep the {PLAIN}"
+    name = "" if found.reference is None else found.reference.name
+    kept = f"Keep your current settings ({plain(name)}: {_few(own)})" if name != PLAIN else f"Keep the {PLAIN}"
+    kept += f" ({_few(own)})" * bool(own and name == PLAIN)
     if not (count := found.trials_done):
         other = found.gain(SYSTEM, found.reference.name) if found.reference is not None else None
         why = "no probe was faster, and nothing else was trained"
