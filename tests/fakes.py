@@ -293,7 +293,7 @@ class Nvml:
 
     def __init__(self, *, broken: Sequence[str] = (), uuid: str = "", **answers: Sequence[int]) -> None:
         self._broken, self._uuid = broken, uuid
-        plain = {"sm": [0], "memory": [0], "power_mw": [0], "temperature": [0], "clock": [0], "energy_mj": [0]}
+        plain = {"sm": [0], "memory": [0], "power_mw": [0], "temperature": [0], "clock": [0]}
         self._answers: dict[str, list[int]] = {k: list(v) for k, v in {**plain, "reasons": [0], **answers}.items()}
         self.calls: Counter[str] = Counter()
         self.asked: list[str] = []
@@ -329,10 +329,6 @@ class Nvml:
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
         """Returns MHz."""
         return self._called("nvmlDeviceGetClockInfo") or self._next("clock")
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        """Returns millijoules."""
-        return self._called("nvmlDeviceGetTotalEnergyConsumption") or self._next("energy_mj")
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
         """Returns bits."""

@@ -59,9 +59,8 @@ Where a rectifier or a largest value is decided by rounding, one of 8 U-Net samp
 """
 OTHERWISE = "gives a sample other values in a batch with other samples"
 NOT_A_MEAN = (
-    "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
-    "tokens or by class; a backward() of your own may add to each micro-batch; the model may read padding; or a "
-    "sampler makes other batches by micro_batch_size"
+    "a batch cut in two has another gradient than in one piece, as if the loss is a sum, averages over tokens or by "
+    "class, or compares samples, if the model reads padding, or if the loop calls backward() itself"
 )
 TIMES = "cutting a batch in two makes its gradient {:.3g} times as large: {}"
 HALF = "give run.backward a mean loss, not a sum, and do not divide it by run.accumulation"
@@ -345,8 +344,8 @@ def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds:
     for name in {*one, *two} - {""}:
         if one[name] != two[name]:
             return (
-                f"{name} stepped {one[name]} times in {batches} batches, and {two[name]} times with each batch cut in "
-                "two: the loop counts micro-batches, and run.batch counts batches"
+                f"in {batches} batches {name} stepped {one[name]} times, and {two[name]} times with each batch cut in "
+                "two: the loop seems to count micro-batches where it decides when to step; run.batch counts batches"
             )
     if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(rates, more_rates, strict=False)):
         return (

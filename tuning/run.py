@@ -33,12 +33,12 @@ settings (key=value, in any order; defaults in [brackets])
 WORKLOADS
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
   card=NAME               the card to train on. One with less memory than yours
-                          is emulated; without a GPU every card is [auto]
+                          is emulated, and without a GPU every card [auto]
 CARDS
   card.memory_gib=N       the card's memory, to hold it to less; with card=cpu,
-                          what a training may take of this machine's. Without
-                          a GPU, card=auto card.memory_gib=N stands for a card
-                          that is not listed [the card's]
+                          what a training may take of this machine's; with
+                          card=auto and no GPU, a card that is not listed
+                          [the card's own memory]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   epochs of a training; auto: as many as the time allows
                           [our workloads: their own; yours: auto, 4 if full]

@@ -72,7 +72,7 @@ def measured(place: Place, workload: str, card: str) -> dict[str, Any]:
     from tuning.report import summary  # needs pydantic, without which the other parts run
 
     found = summary.of_run(run)
-    gain = found.gain("best", "before")
+    gain = found.gain("best", found.reference.name) if found.reference else None
     row["gain"] = gain.ratio if gain else None
     row["claimed_factor"] = CLAIMED.get(workload)
     small = ["--samples", "64"] if place.small else []

@@ -34,7 +34,7 @@ from tuning.workers.worker_config import WorkerConfig
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
-    does = "Times the best against itself without one knob, and the reference against itself with one, in turns."
+    does = "Times the best with and without each of its knobs, and the reference likewise; the timings alternate."
     made = with_id("ablate", does)
     made.add_argument("--rounds", type=int, default=5, help="windows of each configuration, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")

@@ -110,7 +110,7 @@ def sentence(answer: Compared) -> str:
     if answer.refused:
         return f"Nothing can be compared: {plain(answer.refused)}."
     if answer.pick is None and answer.gain is not None and answer.gain.ratio >= LEAST_GAIN:
-        by = answer.gain.grounds or f"{plural(answer.gain.rounds, 'round')} in turns"
+        by = answer.gain.grounds or f"{plural(answer.gain.rounds, 'round')} of alternating runs"
         said = f"{answer.gain.of} was {ratio(answer.gain)} times as fast by {by}, which is too little to go by"
         return f"Not known yet: {said}; a larger --max-time tells more."
     if answer.pick is None or answer.gain is None:
@@ -120,7 +120,7 @@ def sentence(answer: Compared) -> str:
             f"Keep it as it is: {bound}no setting that can be changed from outside was faster ({plural(known, 'run')})."
         )
     wanted = " and ".join(_places(answer, answer.pick.setting))
-    rounds = f"{plural(answer.gain.rounds, 'round')} in turns"
+    rounds = f"{plural(answer.gain.rounds, 'round')} of alternating runs"
     times, _, interval = ratio(answer.gain).partition(" ")
     sure = f"95 % interval {interval.strip('()')}, {rounds}" if interval else f"by {rounds}"
     return f"Write {wanted}: it trains {times} times as fast ({sure})."
@@ -200,7 +200,7 @@ def _tried(answer: Compared) -> Iterator[Sequence[object]]:
             "-" if name == UNCHANGED else f"{looks[0].per_s / answer.today.per_s:.2f}x" if answer.today.per_s else "-"
         )
         if answer.gain is not None and answer.gain.of == name and answer.gain.rounds:
-            over = f"{ratio(answer.gain, 'x')} in turns"
+            over = f"{ratio(answer.gain, 'x')} in alternating runs"
         may = "  may change what is learned" * bool(option and option.learns_otherwise)
         yield [name, speed(looks[0]), over + may]
 

@@ -31,7 +31,7 @@ MOST_RUNNING = 8
 """So many trials that run are named."""
 LATEST = 100
 """Records among which is looked for the last that tells how the card was doing."""
-UNITS = {"probe": "probe", "search": "trial", "confirm": "measurement"}
+UNITS = {"probe": "probe", "search": "trial"}
 """The unit that is counted in a stage."""
 _ASKED_FOR = {
     "import": "a process imports the workload's file",
@@ -40,7 +40,7 @@ _ASKED_FOR = {
     "kinds": "comparing a step with and without each system knob",
     "footprint": "measuring what a step takes of memory",
 }
-_MEASURES = {"probe": "timing", "trial": "training", "window": "timing in turns"}
+_MEASURES = {"probe": "timing", "trial": "training", "window": "alternating timing"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
     `asked` is what the measuring process is at; `doing` what goes on if the records do not tell.
     """
     stage, best = run.stage or STARTING, best_of(run)
-    done, planned = counted(run, config, stage)
+    done, planned = counted(run, config)
     probed = {probe.name for probe in run.probes}
     reference = run.reference_name or next((name for name in (BEFORE, PLAIN) if name in probed), "")
     latest = itertools.islice(reversed(run.events), LATEST)
@@ -132,7 +132,10 @@ def _faster(name: str, best: BestSoFar | None, run: History, stage: str) -> floa
     """Returns how many times as fast as the reference of that name the best is; None if nobody knows.
 
     At the end that is the gain of the summary. It takes a core from what is timed, so before it is of judged speeds.
+    While trials run it is that of a trial: the fastest probe may learn less.
     """
+    if stage == "search" and leader(run) is None:
+        return None
     probe = next((probe for probe in reversed(run.probes) if probe.name == name), None)
     if not name or best is None or (probe is not None and not unlike(best.config, probe.config, run.table)):
         return None
@@ -141,17 +144,11 @@ def _faster(name: str, best: BestSoFar | None, run: History, stage: str) -> floa
     return best.samples_per_s / probe.samples_per_s if probe and probe.samples_per_s and best.samples_per_s else None
 
 
-def counted(run: History, config: StudyConfig, stage: str) -> tuple[int, int | None]:
-    """Returns how many probes, trials or measurements of the stage are done, and of how many, None if unknown."""
-    if stage == "probe":
-        return len(run.probes), None
-    if stage == "search":
-        ended = [trial for trial in run.trials.values() if trial.last is not None and not trial.is_beside]
-        return len(ended), config.search.most_trials
-    if stage != "confirm":
-        return 0, None
-    own = [window for window in run.windows if run.has_begun("confirm", window)]
-    return len(own) + len(run.confirmed), None  # it goes on until the pick is settled
+def counted(run: History, config: StudyConfig) -> tuple[int, int | None]:
+    """Returns how many probes or trials of the stage are done, and of how many, None if nobody can say."""
+    if run.stage == "search":
+        return sum(t.last is not None and not t.is_beside for t in run.trials.values()), config.search.most_trials
+    return len(run.probes) if run.stage == "probe" else 0, None  # confirming goes on until the pick is settled
 
 
 def _doing(run: History, config: StudyConfig, stage: str, asked: Asked, best: BestSoFar | None, used_s: float) -> str:
@@ -203,7 +200,9 @@ def ends_at_s(run: History, config: StudyConfig, used_s: float) -> float | None:
     if stage in ("estimate", "probe"):
         left_s = max(0.0, plan.probes_s - (spent_s if stage == "probe" else 0.0))
     if stage in ("estimate", "probe", "search"):
-        if not run.begun and plan.training_s > plan.limit_s - used_s - left_s - plan.least_rounds_s:
+        if config.search.trials == 0:
+            left_s += plan.rounds * plan.round_s
+        elif not run.begun and plan.training_s > plan.limit_s - used_s - left_s - plan.least_rounds_s:
             left_s += plan.least_rounds_s  # nothing can be trained in the time
         else:
             left_s += plan.confirm_s + _search_left_s(run, plan, spent_s if stage == "search" else 0.0)

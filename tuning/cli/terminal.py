@@ -142,28 +142,30 @@ class Terminal:
         if isinstance(made, events.NoteRecord):
             self.note(made.text)
         elif self._verbosity > 0 or not isinstance(made, events.RungRecord | events.WindowRecord):
-            best = self._best_before(made)
+            best, is_best = self._best_before(made)
             named = ""
             if isinstance(made, events.TrialRecord):
                 trial = self._run.trials[made.trial]
                 made, named = replace(made, values=trial.values), trial.named
-            stage = self._run.stage
-            is_beside = self._config is None or (stage == "search" and isinstance(made, events.ConfirmedRecord))
-            count = "" if is_beside or self._config is None else _count(*counted(self._run, self._config, stage))
-            told = words.event(made, best, self._run.table, objective_of(self._run), count, named)
+            is_again = isinstance(made, events.ConfirmedRecord)
+            count = "" if is_again or self._config is None else _count(*counted(self._run, self._config))
+            told = words.event(made, best, self._run.table, objective_of(self._run), count, named, is_best=is_best)
             self._say(labelled([told])) if told else None
 
-    def _best_before(self, made: events.Event) -> events.Config:
-        """Returns the configuration that was the best before a record, which is taken in for the next."""
-        run, known = self._run, self._leader
+    def _best_before(self, made: events.Event) -> tuple[events.Config, bool]:
+        """Returns the configuration that was the best before a record, and whether the recorded one is now."""
+        run, known, leads = self._run, self._leader, False
         if isinstance(made, events.TrialRecord):
             self._leader = leader(run) if known is None else next_leader(run, known, made)
+            leads = self._leader is not None and self._leader.trial == made.trial
         if run.stage == "search" and known is not None:
-            return known.config
+            return known.config, leads
         with contextlib.suppress(Exception):  # what is shown of a study must never end it
             best = best_of(run.before(made.seq))
-            return {} if best is None else best.config
-        return {}
+            if isinstance(made, events.ProbeRecord) and made.outcome == "ok" and made.samples_per_s:
+                leads = best is None or made.samples_per_s > (best.samples_per_s or 0.0)
+            return (best.config if best else {}), leads
+        return {}, leads
 
     def space(self, config: StudyConfig) -> None:
         """Prints the space to stdout, a knob a line, as it would be typed."""

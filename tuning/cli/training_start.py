@@ -88,7 +88,8 @@ def _say(result: TrainingResult, best: Best, out: Path) -> None:
 
 def figures(result: TrainingResult, best: Best) -> Iterator[str]:
     """Yields each figure of a training beside what its file says was measured."""
-    now, said, file = result.samples_per_s, best.measured.samples_per_s.median, best.path.name
+    speed, now, file = best.measured.samples_per_s, result.samples_per_s, best.path.name
+    said = speed.shown or speed.median
     if now:
         yield f"{now:.1f} samples/s" + (f"  ({file}: {said:.1f}, {now / said - 1:+.1%})" if said else "")
     if result.ended_early:

@@ -43,10 +43,12 @@ class TrainPart(_Part):
 class SpeedPart(_Part):
     """Samples a second of whole trainings, or of windows if there are none, or of a probe.
 
+    `shown` is the one speed that every page has: beside the reference, its speed times the gain; None in older files.
     `spread` is the half-width of the 95 % interval of their mean, None with fewer than three. The windows are those in
     which configurations took turns: for comparing them, not for what a training will show.
     """
 
+    shown: float | None = Field(default=None, ge=0)
     median: float | None = Field(ge=0)
     spread: float | None = Field(ge=0)
     trainings: list[float]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Literal
 
-BEFORE, AFTER, PLAIN = "before", "after", "plain defaults"
+BEFORE, PLAIN = "before", "plain defaults"
 """Names of configurations: what the user trains today; what was tuned by hand for a card; PyTorch's defaults.
 
 Gains are over `before`, or over the plain defaults if it is not given. A device without CUDA leaves out `after` of a

@@ -13,7 +13,7 @@ from trainables.knobs import LOOP, KnobTable, Scalar
 from trainables.near_names import nearest
 from tuning.config import yaml_files
 from tuning.config.cards import Card, honoured, restrict
-from tuning.config.choices import AFTER, BEFORE, PLAIN
+from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import COMMAND_LINE, SCALARS, check_options, check_whole, drop_idle, parse_named, parse_space
 from tuning.config.schema import StudyConfig, card_as_raw
@@ -140,8 +140,7 @@ def with_cuda_knobs(config: StudyConfig) -> StudyConfig:
 def on_card(config: StudyConfig, card: Card) -> StudyConfig:
     """Returns the configuration on `card`, without the knob values that it does not support, each listed in `dropped`.
 
-    Raises ConfigError if such a value was typed. `after` is left out on a CPU unless it was typed, and has no more
-    workers than there are cores.
+    Raises ConfigError if such a value was typed.
     """
     typed = {key for key, origin in config.origins.items() if origin == COMMAND_LINE}
     asked = {n for n in config.space.table if f"knobs.{n}" in typed}
@@ -149,13 +148,8 @@ def on_card(config: StudyConfig, card: Card) -> StudyConfig:
     named: dict[str, dict[str, Scalar]] = {}
     for name, values in config.named.items():
         knobs = dict(values)
-        if name == AFTER and not any(key.startswith(f"named.{name}.") for key in typed):
-            if card.device == "cpu":
-                continue
-            if card.cores and (workers := int(knobs.get("num_workers") or 0)) > card.cores:
-                knobs["num_workers"] = card.cores
-                said = f"{card.cores} core{'s' * (card.cores > 1)} here"
-                dropped.append(f"named.{name}.num_workers={workers} goes to {card.cores}: {said}")
+        if name == BEFORE:  # a plain loop takes its batch in one pass
+            knobs.setdefault("micro_batch_size", knobs.get("batch_size", LOOP.defaults["batch_size"]))
         named[name], sentences = honoured(card, knobs, f"named.{name}", space.table)
         dropped += sentences
     before, after = card_as_raw(config.card), card_as_raw(card)

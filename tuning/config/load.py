@@ -156,6 +156,8 @@ def _place(values: Tree, key: str, text: str, table: KnobTable, *, free_options:
         raise ConfigError(what, remedy=f"{above}=<value>")
     if inner := next((k for k in values if k.startswith(f"{key}.")), ""):
         raise ConfigError(f"{said}: {key} is a group of settings", remedy=f"{inner}=<value>")
+    if section == "named" and len(names) == 1:
+        raise ConfigError(f"{said}: {key} is a group of settings", remedy=f"{key}.learning_rate=<value>")
     is_new = is_knob(key) or knob or (section == "named" and len(names) == 2)
     if key not in values and not is_new and not (free_options and section == "workload" and len(names) == 1):
         known = dict.fromkeys([*(f"knobs.{n}" for n in table), *values, *command_line.GROUPS])

@@ -62,10 +62,9 @@ def parse_tree(
 def measured_beside(config: StudyConfig) -> list[str]:
     """Returns the names of the configurations that a pick is compared with.
 
-    The plain defaults are among them, unless a file of the user's says what is trained today.
+    The plain defaults are among them, unless there is a `before`.
     """
-    is_own = BEFORE in config.named and not config.workload.is_packaged
-    return list(dict.fromkeys([*config.named, *([] if is_own else [PLAIN])]))
+    return list(dict.fromkeys([*config.named, *([] if BEFORE in config.named else [PLAIN])]))
 
 
 def resolved(config: StudyConfig) -> Tree:

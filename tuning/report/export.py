@@ -67,7 +67,7 @@ def write_front(summary: Summary, path: Path) -> Path:
     knobs = list(dict.fromkeys(name for t in summary.trials for name in t.config))
     picks = {summary.named[name].trial: name for name in reversed(list(summary.answers))}
     objectives = list(summary.objectives)
-    figures = (SPEED, MEASURED, "peak_allocated_bytes", "joules_per_sample", "samples", "stopped_at", "seed")
+    figures = (SPEED, MEASURED, "peak_allocated_bytes", "samples", "stopped_at", "seed")
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     header = ["trial", "outcome", "on_front", "pick", *objectives, *figures, *knobs, "message"]
@@ -148,6 +148,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
     is_confirmed = bool(windows or any(quality.confirmed for quality in named.quality.values()))
     return {
         SPEED: {
+            "shown": _short(named.samples_per_s),
             "median": _short(speed.median if speed else named.probed_samples_per_s),
             "spread": _short(speed.half_width) if speed and len(speed.windows) >= SHOWN_FROM else None,
             "trainings": [_short(rate) for rate in named.trained.windows] if named.trained else [],

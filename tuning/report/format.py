@@ -85,10 +85,10 @@ def has_interval(gain: Gain) -> bool:
 
 
 def beside(gain: Gain) -> str:
-    """Returns by what two speeds were compared, "3 pairs of trainings and 5 rounds of timings in turns"."""
+    """Returns by what two speeds were compared, "3 pairs of trainings and 5 rounds of alternating timings"."""
     trained = f"{plural(gain.trainings, 'pair')} of trainings" * (gain.trainings > 0)
     return " and ".join(
-        filter(None, [trained, f"{plural(gain.rounds, 'round')} of timings in turns" * (gain.rounds > 0)])
+        filter(None, [trained, f"{plural(gain.rounds, 'round')} of alternating timings" * (gain.rounds > 0)])
     )
 
 

@@ -11,24 +11,22 @@ from dataclasses import dataclass, field, replace
 from trainables.knobs import KnobTable, identity
 from tuning.journal.events import Config, ConfirmedRecord, Facts, MeasuredRecord, PickRecord, WindowRecord
 from tuning.journal.run import History
-from tuning.report.format import apart
 from tuning.report.time_to_quality import Curve, curves
 from tuning.report.trial_views import TrialView, view
 from tuning.search import bottleneck, selection, side_by_side
 from tuning.search.bottleneck import Verdict
 from tuning.search.confirm import WITH_TODAY
 from tuning.search.race import SYSTEM
-from tuning.search.side_by_side import is_same
+from tuning.search.side_by_side import is_as_fast, is_same
 from tuning.search.slowing import slowing
 from tuning.search.throughput import place_of
+from tuning.search.turns import CANDIDATE
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
 PICKS = ("best", "best_at_speed", "most_accurate")
 """The answers: the pick, the best quality that is no slower than the reference, and the best quality."""
 WORDS = {"best": "best", "best_at_speed": "as fast, better", "most_accurate": "most accurate"}
-RATE = frozenset(["learning_rate", "schedule", "warmup_frac"])
-"""Knobs that no speed depends on, in whatever loop."""
 SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recall", "iou", "miou", "dice"])
 """The last words of objectives that are 0 to 1 where their values are: an interval ends there, too."""
 
@@ -200,7 +198,8 @@ def named_of(
         sources["best"] = view(probe)
     windowed = {window.name: window.config for window in confirming.run.all_windows}
     left = [] if pick.kind == "reference" else [SYSTEM]
-    theirs = [n for n in windowed if n not in (*PICKS, *by_id, *left) and not n.endswith(WITH_TODAY)]
+    left += [n for n in windowed if n.endswith(WITH_TODAY) or n.startswith(CANDIDATE)]
+    theirs = [n for n in windowed if n not in (*PICKS, *by_id, *left)]
     sources |= {name: TrialView(name, "ok", windowed[name]) for name in theirs}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
     for name, own in trained.items():
@@ -249,7 +248,7 @@ def judged(
             verdict = bottleneck.judge(
                 source.spans, source.telemetry, one.config, run.table, memory_frac=memory_frac, tried=tried, asked=asked
             )
-            card = bottleneck.card_words(source.telemetry, one.samples_per_s)
+            card = bottleneck.card_words(source.telemetry)
             found[name] = replace(one, verdict=verdict, card=card)
     return found
 
@@ -281,8 +280,8 @@ def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) ->
     """Returns gains of the best over those given, and of all others over the reference.
 
     They are from trainings on the same seeds and rounds in turns, else from speeds of one kind, or as known. A
-    configuration over itself, or over one that differs in `RATE` alone, has 1: if two measurements of it differ, that
-    is noise.
+    configuration over itself, or over one that differs in its learning rate alone, has 1: if two measurements of it
+    differ, that is noise.
     """
     table, found, others = confirming.run.table, [], [name for name in named if name not in ("best", reference)]
     pairs = [*(("best", name) for name in named if name not in PICKS), *((name, reference) for name in others)]
@@ -295,7 +294,7 @@ def gains(confirming: Confirming, named: Mapping[str, Named], reference: str) ->
             (kind, ours_per_s), (other, theirs_per_s) = known
             grounds = f"{kind}s" if kind == other else f"a {kind} over a {other}"
             gain = Gain(of, over, ours_per_s / theirs_per_s, None, None, 0, grounds)
-        if gain is not None and RATE.issuperset(apart(pair[0].config, pair[1].config, table)):
+        if gain is not None and is_as_fast(pair[0].config, pair[1].config, table):
             gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds, trainings=gain.trainings)
         if gain is not None:
             found.append(gain)

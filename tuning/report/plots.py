@@ -69,7 +69,7 @@ def front(summary: Summary) -> Figure | None:
     counted = f"{len(points)} trials, {sum(t.on_front for t in points)} of them on the front"
     caption = (
         f"{plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and stand at "
-        "their last value; filled dots are what was measured in turns, a bar is where one more training is expected "
+        "their last value; filled dots were timed beside the reference, a bar is where one more training is expected "
         "(95 %). Trials stand at the speed that the search went by, mostly of a few seconds before it."
     )
     return _figure("front", 3.3, draw, caption)

@@ -44,7 +44,7 @@ def render(summary: Summary) -> str:
         cautions=sentences.cautions(summary),
         answers=tables.answers(summary),
         measured=sentences.measured_sentence(summary),
-        cut=sentences.cut_sentence(summary),
+        unfinished=sentences.unfinished_sentence(summary),
         train=sentences.train_command(summary, "best"),
         settings=[] if sentences.keeps_today(summary) else chosen,
         others="at its default" if base is None else f"as in {sentences.called(base.name)}",

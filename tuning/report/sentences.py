@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import re
 import shlex
 import statistics
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuning.config.cards import HERE
-from tuning.config.choices import BEFORE, PLAIN, available
+from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.lenient import finite
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import shareable
@@ -39,10 +38,8 @@ def left_out(config: StudyConfig) -> list[str]:
     return [f"left out here: {', '.join(keys)}; -v lists why"] * bool(keys) + others
 
 
-STEEP_FRAC = 0.6
-"""nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
 SEARCHED = (
-    "Trials. Their speeds are those that the search went by: most are from a short timing, not in turns with others. "
+    "Trials. Their speeds are those that the search went by: most are of one short timing (a probe). "
     "front: no other trial is both faster and as good."
 )
 OTHERS_FRAC = 0.1
@@ -83,8 +80,8 @@ def _keep(found: Summary, best: Named) -> str:
     """Returns that the reference is the answer, which settings those are, and what they were compared with."""
     own = fmt.settings(best.config, found.table)
     name = "" if found.reference is None else found.reference.name
-    kept = f"Keep your current settings ({plain(name)}: {_few(own)})" if name != PLAIN else f"Keep the {PLAIN}"
-    kept += f" ({_few(own)})" * bool(own and name == PLAIN)
+    kept = f"Keep the {PLAIN}" if name == PLAIN else f"Keep your current settings, {plain(name)}"
+    kept += f" ({_few(own)}, the rest at their defaults)" * bool(own and name != PLAIN)
     if not (count := found.trials_done):
         other = found.gain(SYSTEM, found.reference.name) if found.reference is not None else None
         why = "no probe was faster, and nothing else was trained"
@@ -96,12 +93,24 @@ def _keep(found: Summary, best: Named) -> str:
         return f"{kept}: {why}."
     for_quality = found.study.setting("pick", "goal") == "quality"
     better = "better at no less speed" if for_quality else f"faster at the same {plain(found.objective)}"
-    fresh = len([one for one in found.confirmed if one.config != best.config])
+    fresh = len(paired := [one for one in found.confirmed if one.config != best.config])
+    if paired and not any(_seeds_in_common(found, one) for one in paired):
+        others = "the one other trial" if count == 1 else f"any of {count} other trials"
+        return f"{kept}: no time was left to train {others} and the reference on the same fresh seed."
     if count == 1:
         again = ", trained again on fresh seeds," * (fresh > 0)
         return f"{kept}: the one other trial{again} was not shown to be {better}."
     again = f" ({fresh} of them trained again on fresh seeds)" * (fresh > 0)
     return f"{kept}: none of {count} other trials{again} was shown to be {better}."
+
+
+def _seeds_in_common(found: Summary, one: Named) -> int:
+    """Returns on how many fresh seeds a configuration and the reference were trained."""
+    if found.reference is None or found.study.setting("pick", "at_least") is not None:
+        return 1
+    both = (of.quality.get(found.objective) for of in (one, found.reference))
+    own, today = ({} if q is None or not q.confirmed else q.by_seed for q in both)
+    return len(own.keys() & today.keys())
 
 
 def _few(settings: Sequence[str]) -> str:
@@ -125,10 +134,10 @@ def _to_set(found: Summary, best: Named) -> str:
 
 def today(found: Summary) -> Named | None:
     """Returns the configuration that the settings are told as changes of: the user's own, or what has the same learning
-    knobs as the pick. None for the defaults: the `before` of a packaged workload is not the user's.
+    knobs as the pick. None for the defaults.
     """
     best, reference = found.best, found.reference
-    if BEFORE in found.named and found.ref not in available("workload"):
+    if BEFORE in found.named:
         return found.named[BEFORE]
     return reference if best is not None and reference is not None and not _apart(found, best, reference) else None
 
@@ -170,17 +179,22 @@ def _learned(found: Summary, best: Named) -> str:
 
 
 def _soon(found: Summary) -> str:
-    """Returns how soon the pick is as good as the reference at its end, "" if that is not known, or no other."""
+    """Returns how long the pick trains, and how soon it is as good as the reference at its end; "" if not known."""
     time, reference = found.answers["best"].time, found.reference
     if time is None or reference is None or time.own.median_s is None or time.reference.median_s is None:
         return ""
-    own, today_s = duration(time.own.median_s), duration(time.reference.median_s)
-    sooner = time.own.median_s < time.reference.median_s
-    how = "no sooner" if own == today_s else f"later than that does ({today_s})"
-    both = f"{own} of training instead of {today_s}" if sooner and own != today_s else f"{own} of training, {how}"
+    own, theirs = duration(time.own.median_s), duration(time.reference.median_s)
+    name, pick, samples = called(reference.name), found.named["best"], found.horizon_samples
+    whole = ""
+    if samples and pick.samples_per_s and reference.samples_per_s:
+        took = [duration(samples / one.samples_per_s) for one in (pick, reference) if one.samples_per_s]
+        whole = f" Training takes {took[0]} instead of {took[1]}."
+    soon = f"after {own} instead of {theirs}"
+    if own == theirs or time.own.median_s > time.reference.median_s:
+        soon = f"after {own}, " + (f"as by {name}" if own == theirs else f"later than by {name} ({theirs})")
     missed, seeds = time.own.missed, len(time.own.by_seed)
-    but = f" (on {missed} of {plural(seeds, 'seed')} it never does)" if missed else ""
-    return f" It reaches the {plain(found.objective)} of {called(reference.name)} in {both}{but}."
+    but = f" (on {missed} of {plural(seeds, 'seed')} it never is)" if missed else ""
+    return f"{whole} The {plain(found.objective)} at which {name} ends is first reached {soon}{but}."
 
 
 def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
@@ -195,7 +209,7 @@ def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
 
 def cautions(found: Summary) -> list[str]:
     """Returns what speaks against taking the answer as it is, a sentence each, without a full stop."""
-    told = (sentence(found) for sentence in (same_sentence, too_short_sentence, slowing_sentence))
+    told = (sentence(found) for sentence in (same_sentence, slowing_sentence))
     return [said[0].upper() + said[1:] for said in told if said]
 
 
@@ -204,14 +218,16 @@ def measured_sentence(found: Summary) -> str:
     own, objective = list(found.answers.values()), plain(found.objective)
     told = [a.gain for a in own if a.gain and fmt.has_interval(a.gain)]
     gain = max(told, key=lambda g: g.trainings + g.rounds, default=None)
-    seeds = max((a.quality.seeds for a in own if a.quality and a.quality.half_width is not None), default=0)
+    shown = [a for a in own if a.name != "best" or not keeps_today(found)]
+    seeds = max((a.quality.seeds for a in shown if a.quality and a.quality.half_width is not None), default=0)
     ground = f"ratio in {fmt.beside(gain)} (95 % interval)" if gain else ""
     parts = [f"speed: {ground}; samples/s: that ratio times the reference's"] if gain else []
-    reach = "±: 95 % interval, by the spread of all trainings on fresh seeds"
-    same = f"{objective}: mean difference on the same {seeds} seeds ({reach})"
-    parts += [same] * (seeds > 1)
+    reach = "±: 95 % interval, by what this run's trainings differ by from seed to seed"
+    on = f"mean difference on the same {seeds} seeds" if seeds > 1 else "difference on the same seed"
+    same = f"{objective}: {on} ({reach})"
+    parts += [same] * (seeds > 0)
     is_short = any("short timing" in gain.grounds for gain in found.gains)
-    parts += ["short timing: a few seconds, not in turns"] * is_short
+    parts += ["short timing: one of a few seconds, not alternating with others"] * is_short
     return "; ".join(parts)
 
 
@@ -242,24 +258,18 @@ def same_sentence(found: Summary) -> str:
     return f"all {len(known)} trainings came to {told}: nothing may be learned yet; budget.train_epochs=N trains longer"
 
 
-def cut_sentence(found: Summary) -> str:
-    """Returns that the search was cut short, with what has it go on, or that the run is not finished; else ""."""
-    done, asked = found.trials_done, found.trials_asked
-    if found.best is None or asked is None or done >= asked:
+def unfinished_sentence(found: Summary) -> str:
+    """Returns that the run is not finished, "" if it is or nothing is known yet."""
+    if found.best is None or found.is_finished:
         return ""
-    if not found.is_finished:
-        return f"The run is not finished: {done} of {asked} trials have ended so far"
-    if any("every configuration of the space was tried" in note for note in found.notes):
-        return ""
-    limit_s = finite(found.study.setting("search", "max_time"))
-    more = f" search.max_time={math.ceil(2 * limit_s / 60)}m" if limit_s else ""
-    command = resume_command(_recorded_folder(found))
-    return f"The search was cut short: {done} of {asked} trials ended; to go on: {command}{more}"
+    asked = "" if found.trials_asked is None else f" of {found.trials_asked}"
+    return f"The run is not finished: {found.trials_done}{asked} trials have ended so far"
 
 
 def kinds(found: Mapping[str, str]) -> list[str]:
     """Returns a sentence for each system knob that changes what is learned, by the reason that was found."""
-    return [f"{plain(knob)} changes what is learned here: {plain(why)}" for knob, why in found.items()]
+    searched = "it is searched as the learning rate is"
+    return [f"{plain(knob)} changes what is learned here, so {searched}: {plain(why)}" for knob, why in found.items()]
 
 
 def train_command(found: Summary, name: str) -> str:
@@ -303,7 +313,7 @@ def disturbed(probes: Sequence[ProbeRecord]) -> str:
         return ""
     took = f"other programs used {percent(statistics.median(disturbed))} of the CPU"
     said = f"{took} during {len(disturbed)} of {len(timed)} probes, so that the search went by speeds that are too low"
-    return f"{said}. Gains in turns hold; on an idle machine the search may find more"
+    return f"{said}. Gains from alternating timings hold; on an idle machine the search may find more"
 
 
 def called(name: str) -> str:
@@ -342,31 +352,6 @@ def baseline_sentence(found: Summary) -> str:
     return f"Not of use yet: {said} ({baseline.value:.3f}); {more}."
 
 
-def too_short_sentence(found: Summary) -> str:
-    """Returns that trainings were too short to compare, "" where they were not or nothing tells.
-
-    They were where the median training came to `STEEP_FRAC` or more of what it learned after its last rung, at half of
-    its samples or later. Learned is what its quality is better than the best baseline.
-    """
-    if found.baseline is None or not found.trials:
-        return ""
-    sign = 1.0 if found.objectives[found.objective] == "max" else -1.0
-    shares = []
-    for trial in found.trials:
-        curve = found.curves.get(trial.trial, ())
-        if trial.outcome == "ok" and len(curve) > 1:
-            (_, rung), (_, end) = curve[-2:]
-            learned = sign * (end - found.baseline.value)
-            shares.append(sign * (end - rung) / learned if learned > 0 else 0.0)
-    if not shares or statistics.median(shares) < STEEP_FRAC:
-        return ""
-    share, objective = percent(min(1.0, statistics.median(shares))), plain(found.objective)
-    return (
-        f"{share} of what trainings gain in {objective} over the baseline came after their last rung: they were too "
-        "short to compare, and a larger budget.train_epochs tells more"
-    )
-
-
 def slowing_sentence(found: Summary) -> str:
     """Returns that trainings slow down on their way, so that probes flatter them; else ""."""
     if (own := found.slowing) is None:
@@ -399,8 +384,9 @@ def bound(found: Verdict) -> str:
 
 def verdict_sentence(found: Verdict) -> str:
     """Returns what holds a configuration back, and what may help that was not tried, if it holds back much."""
-    untried = f"; not tried, might help: {', '.join(found.remedies[:3])}" if found.held and found.remedies else ""
-    return f"{found.sentence}{untried}"
+    if not (found.held and found.remedies):
+        return found.sentence
+    return f"{found.sentence}; outside this search, might help: {', '.join(found.remedies[:3])}"
 
 
 def place_sentence(place: Place) -> str:

@@ -51,7 +51,7 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     rows_of = [found.named[name] for name in shown] + ([] if brief else list(found.others_trained_again()))
     objectives = [found.objective] if brief else [*found.objectives]
     today = f" vs {reference.name}" if reference else ""
-    until = f"time to {found.objective} of {reference.name}" if reference else ""
+    until = f"time to reach {reference.name}" if reference else ""
     head = ["", "samples/s", f"speed{today}", *objectives, f"{found.objective}{today}", until]
     head += [] if brief else ["peak", "bound by", "card"]
     rows = [_answer(found, one, objectives, brief=brief) for one in rows_of]
@@ -98,7 +98,7 @@ def _speed(one: Named, reference: Named | None = None) -> str:
     if one.beside_per_s:
         return rate(one.beside_per_s)
     is_other = reference is not None and one.speed is not None and one.is_trained != reference.is_trained
-    mark = (" (trained)" if one.is_trained else " (in turns)") if is_other else ""
+    mark = (" (trained)" if one.is_trained else " (alternating)") if is_other else ""
     return speed(one.speed, one.probed_samples_per_s) + mark
 
 

@@ -31,9 +31,11 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     """Returns the plan as labelled lines, as far as it is known before anything is loaded."""
     budget, search, space = config.budget, config.search, config.space
     limit = f"at most {duration(search.max_time_s)}" if search.max_time_s else "no time limit"
-    confirm = f"{plural(budget.confirm.seeds, 'seed')} and {plural(budget.confirm.windows, 'round')} to confirm"
+    rounds = f"{plural(budget.confirm.windows, 'round')} of alternating timings"
     at_once = "" if config.concurrency == "auto" else f" ({config.concurrency} at a time)"
     trials = "up to " * (search.trials == "auto") + plural(search.most_trials, "trial")
+    confirm = f"then up to {plural(budget.confirm.seeds, 'fresh seed')} and {rounds}"
+    then = f"{trials}{at_once}, {confirm}" if search.trials else f"then up to {rounds}; nothing is trained"
     probes = f"probes for {duration(probes_s(config, search.max_time_s or math.inf))}"
     length = budget.train_epochs
     epochs = "trials of a length that the time allows" if length == "auto" else f"epochs of a trial: {length:g}"
@@ -42,7 +44,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     measured = ", ".join(space.subset(kinds).parameters)
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
-        ("plan", f"{probes}, {trials}{at_once}, {confirm}"),
+        ("plan", f"{probes}, {then}"),
         ("budget", f"{budget.name}, {limit}, {epochs}, seed {search.seed}"),
         ("dtypes", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
         ("probes", f"of {measured or 'one configuration'}"),
@@ -76,8 +78,8 @@ def summary(found: Summary) -> list[RenderableType]:
     best = found.best
     parts: list[RenderableType] = [Text(plain(sentences.answer(found)), style="bold")]
     rows: list[tuple[str, RenderableType]] = []
-    if cut := sentences.cut_sentence(found):
-        rows.append(("note", Text(f"{cut}.", style="yellow")))
+    if unfinished := sentences.unfinished_sentence(found):
+        rows.append(("note", Text(f"{unfinished}.", style="yellow")))
     if best is not None and not sentences.keeps_today(found):
         base, origin = sentences.today(found), sentences.found_by(best)
         others = "at its default" if base is None else f"as in {sentences.called(base.name)}"
@@ -120,6 +122,8 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
+    if best.samples_per_s and tables.answers(found, brief=True) is None:
+        yield "speed", f"{fmt.speed(best.speed, best.probed_samples_per_s)} samples/s"
     for name, own in best.quality.items():
         yield name, sentences.quality_sentence(found, own)
     if best.peak_allocated_bytes:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from tuning.journal.events import Config, ConfirmedRecord, Facts, ProbeRecord, TrialRecord
 from tuning.journal.run import History
-from tuning.search.bottleneck import joules_a_sample
 
 SPEED, MEASURED = "samples_per_s", "measured_samples_per_s"
 """The keys of a record's throughput, and of that which its own training showed."""
@@ -26,7 +25,6 @@ class TrialView:
     samples_per_s: float | None = None
     measured_samples_per_s: float | None = None
     peak_allocated_bytes: int | None = None
-    joules_per_sample: float | None = None
     seed: int | None = None
     message: str = ""
     on_front: bool = False
@@ -58,7 +56,6 @@ def view(made: TrialRecord | ConfirmedRecord | ProbeRecord) -> TrialView:
         samples_per_s=made.samples_per_s,
         measured_samples_per_s=made.measured_samples_per_s,
         peak_allocated_bytes=made.peak_allocated_bytes,
-        joules_per_sample=joules_a_sample(made.telemetry, made.measured_samples_per_s),
         seed=made.seed,
         message=made.message or made.reason,
         active=made.active,

@@ -47,12 +47,14 @@ def event(
     objective: str = "",
     count: str = "",
     named: str = "",
+    *,
+    is_best: bool = False,
 ) -> tuple[str, str] | None:
     """Returns label and text of what happened, None for what is not told.
 
     Knobs are those unlike in `reference`, such as the best so far, or empty for the defaults. It shows the
     objective's value if there is one of this name, else all values. `count` says how many of its kind are done, "3/12".
-    A trial that is `named` has its name in place of its knobs.
+    A trial that is `named` has its name in place of its knobs. `is_best`: it is the best so far.
     """
     label = made.event
     match made:
@@ -73,8 +75,8 @@ def event(
             parts = [count, f"{made.name}  seed {made.seed}", *_measured(one, objective), _failed(one)]
         case events.ProbeRecord() | events.TrialRecord():
             one = view(made)
-            knobs = "" if named else _knobs(made.config, reference, table)
-            parts = [count, one.trial, named, *_measured(one, objective), knobs, _failed(one)]
+            knobs, mark = "" if named else _knobs(made.config, reference, table), "(best so far)" * is_best
+            parts = [count, one.trial, named, *_measured(one, objective), knobs, mark, _failed(one)]
         case _:
             return None
     return label, "  ".join(plain(part) for part in parts if part)
@@ -82,7 +84,9 @@ def event(
 
 def _measured(one: TrialView, objective: str) -> list[str]:
     """Returns how a training or probe ended, unless well, and what was measured."""
-    ended, fast = state(one), f"{rate(one.known_per_s)} samples/s" if one.known_per_s else ""
+    is_of_probe = one.measured_samples_per_s not in (None, one.samples_per_s)  # else its own training's
+    fast = f"{rate(one.known_per_s)} samples/s{' (probe)' * is_of_probe}" if one.known_per_s else ""
+    ended = state(one)
     ended = "" if ended == "ok" else ended
     return [ended, _values(one.values, objective), fast, size(one.peak_allocated_bytes, "")]
 
@@ -93,7 +97,7 @@ def speed(made: events.MeasuredRecord) -> str:
 
 
 def _knobs(config: Mapping[str, Scalar], reference: Mapping[str, Scalar], table: KnobTable) -> str:
-    return " ".join(unlike(config, reference, table)) or "as the best so far" * bool(reference)
+    return " ".join(unlike(config, reference, table)) or ("the knobs of the best so far" if reference else "defaults")
 
 
 def _values(values: events.Values, objective: str) -> str:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from trainables.knob_columns import Bound, Measured, word
 from trainables.knobs import LOOP, Knobs, KnobTable
 from tuning.journal.events import Config, Facts
 
-Band = Literal["good", "OK", "bad"]
-
-GOOD_FRAC, OK_FRAC = 0.80, 0.60
-"""Bands of utilisation as "GPU Training Optimization Guide" has them: good from 80 %, bad below 60 %."""
+GOOD_FRAC = 0.80
+"""The utilisation from which "GPU Training Optimization Guide" calls it good."""
 PART_FRAC = 1 / 3
 """The share from which the optimiser, or on a CPU what is waited for, is the bound, though other steps take more."""
 NEAR_CAP_FRAC = 0.95
@@ -31,18 +29,16 @@ LOADING_WORDS = {"read": "reading", "collate": "collating", "augment": "augmenta
 
 @dataclass(frozen=True)
 class Verdict:
-    """The bound of a configuration: the `share` of its time that it takes, the band of the utilisation, and words.
+    """The bound of a configuration: the `share` of its time that it takes, and words.
 
-    `remedies` are settings as name=value, those most likely to help first; `tried` are those that were measured and
-    are not part of it. `held` is whether anything but computing takes enough of the time to look for them.
+    `remedies` are settings as name=value that were not measured, those most likely to help first. `held` is whether
+    anything but computing takes enough of the time to look for them.
     """
 
     bound: Bound
     share: float
-    band: Band
     sentence: str
     remedies: tuple[str, ...] = ()
-    tried: tuple[str, ...] = ()
     held: bool = False
 
 
@@ -99,15 +95,14 @@ def judge(
 ) -> Verdict | None:
     """Returns the verdict, or None where the spans say nothing; `memory_frac` is the peak over the cap.
 
-    Remedies that the knobs hold already are left out, and those of knobs that are not `asked` for (None: all are);
-    those in `tried` are kept apart. Raises ValueError for knobs that `table` lacks.
+    Left out are remedies that the knobs hold already, those `tried` (as name=value), and those of knobs that are not
+    `asked` for (None: all are). Raises ValueError for knobs that `table` lacks.
     """
     found = shares(spans, telemetry)
     if found is None:
         return None
     facts = {name: _number(value) for name, value in (telemetry or {}).items()}
     retries = int(facts.get("allocator_retries", 0))
-    band: Band = "good" if found.busy >= GOOD_FRAC else "OK" if found.busy >= OK_FRAC else "bad"
     bound, share = _bound(found, retries, memory_frac)
     waits = found.waited >= NOTED_FRAC
     parts = ((words, _share(spans, name)) for name, words in LOADING_WORDS.items())
@@ -126,31 +121,22 @@ def judge(
     remedies = list(dict.fromkeys(remedy for each in bounds for remedy in _remedies(each, own, measured)))
     if asked is not None:
         remedies = [remedy for remedy in remedies if remedy.partition("=")[0] in asked]
-    left, done = ([r for r in remedies if (r in tried) is was] for was in (False, True))
-    return Verdict(bound, share, band, sentence, tuple(left), tuple(done), band != "good" or waits)
+    left = tuple(remedy for remedy in remedies if remedy not in tried and not _is_passed(remedy, own, tried))
+    return Verdict(bound, share, sentence, left, found.busy < GOOD_FRAC or waits)
 
 
-def card_words(telemetry: Facts, samples_per_s: float | None = None) -> str:
+def card_words(telemetry: Facts) -> str:
     """Returns how the card was doing, as "93 % busy, 287 W, 71 C, 1,395 MHz"; "" without a card.
 
-    With a speed also the energy of a sample, in joules of the card alone. Each reason of a lower clock that NVML named
-    at any reading is told.
+    Each reason of a lower clock that NVML named at any reading is told.
     """
     units = {"power_w": "{:.0f} W", "temperature_c": "{:.0f} C", "sm_clock_mhz": "{:,.0f} MHz"}
     busy = telemetry.get("gpu_sm_frac")
     said = [f"{percent(_number(busy))} busy"] if busy is not None else []
     said += [form.format(v) for name, form in units.items() if (v := _number(telemetry.get(name)))]
-    if (joules := joules_a_sample(telemetry, samples_per_s)) is not None:
-        said.append(f"{joules:.2g} J a sample")
     throttled = telemetry.get("throttled")
     slowed = ", ".join(map(str, throttled)) if isinstance(throttled, list) else ""
     return ", ".join(said) + (f"; throttled: {slowed}" if slowed and said else "")
-
-
-def joules_a_sample(telemetry: Facts, samples_per_s: float | None) -> float | None:
-    """Returns the card's energy for a sample, by its counter; None where it has none, or several share in it."""
-    energy_j, wall_s = _number(telemetry.get("energy_j")), _number(telemetry.get("wall_s"))
-    return energy_j / wall_s / samples_per_s if energy_j and wall_s and samples_per_s else None
 
 
 def percent(frac: float) -> str:
@@ -191,6 +177,17 @@ def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:
         if value is not None and value != getattr(own, name) and own.table.is_active(name, own.as_dict()):
             found.append((value != row.default, row.kind != "system", f"{name}={word(value)}"))
     return (text for *_, text in sorted(found, key=lambda one: one[:2]))
+
+
+def _is_passed(remedy: str, own: Knobs, tried: Collection[str]) -> bool:
+    """Returns whether a value between a knob's own and a remedy's was tried: the own one was no slower than that."""
+    name, _, value = remedy.partition("=")
+    other = [text.partition("=")[2] for text in tried if text.startswith(f"{name}=")]
+    try:
+        now, then = float(getattr(own, name)), float(value)
+        return any(min(now, then) < float(one) < max(now, then) for one in other)
+    except ValueError:  # its values are names
+        return False
 
 
 def _share(spans: Mapping[str, float], name: str) -> float:

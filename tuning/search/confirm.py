@@ -19,7 +19,7 @@ from tuning.search.proposals import FASTER, Known, Proposals, Seen
 from tuning.search.protocols import Profiler, Told
 from tuning.search.race import LEAST_SEEDS, SYSTEM, Finalist, Race
 from tuning.search.rule import Expected, Rule
-from tuning.search.side_by_side import gain
+from tuning.search.side_by_side import gain, is_as_fast
 from tuning.search.slowing import slowing
 from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
@@ -161,6 +161,12 @@ def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], referen
     times = {name: own.ratio for name, own in gains.items() if own is not None}
     if not times:
         return "" if SYSTEM in entrants and slowing(run) else next(iter(entrants), "")
+    times = {
+        name: statistics.geometric_mean(
+            own for other, own in times.items() if is_as_fast(entrants[name], entrants[other], run.table)
+        )
+        for name in times
+    }
     fastest = max(times.values())
     alike = [name for name in times if times[name] >= AS_FAST * fastest]
     best = max(alike, key=lambda name: (race.expected(name.removesuffix(WITH_TODAY)).gain, times[name]))
@@ -259,10 +265,17 @@ class _Trainings:
                 quality.setdefault(record.name, {})[record.seed] = value
                 speed.setdefault(record.name, {})[record.seed] = record.samples_per_s or 0.0
         today, today_per_s = quality.get(reference, {}), speed.get(reference, {})
+        ratios_of = {
+            name: [speed[name][n] / today_per_s[n] for n in own if speed[name][n] and today_per_s.get(n)]
+            for name, own in quality.items()
+        }
         finalists = []
         for name, config in self._configs.items():
             own = quality.get(name, {})
-            ratios = [speed[name][n] / today_per_s[n] for n in own if speed[name][n] and today_per_s.get(n)]
+            # Those that differ in learning rates alone are equally fast: else the luckiest would be the fastest.
+            table = self._journal.run.table
+            alike = [n for n, other in self._configs.items() if n in ratios_of and is_as_fast(config, other, table)]
+            ratios = [ratio for other in alike for ratio in ratios_of[other]]
             per_s = self._terms.per_s(config) or next(
                 (t.samples_per_s or 0.0 for t in self._search if t.trial == name), 0.0
             )
@@ -409,13 +422,13 @@ def _warmed(
         rate = speeds.of(knobs)
         least_s = WINDOW_STEPS * batch_size_of(knobs) / rate if rate else 0.0
         if left_s() < max((1 + LEAST_ROUNDS) * least_s, least_s + sum(costs_s.values())):
-            text = f"too little time is left to measure {name} in turns with the others"
+            text = f"too little time is left for alternating timings of {name}"
             told(journal.append(NoteRecord, text=f"{text}: a larger search.max_time has it"))
             continue
         found = profiler.window(knobs, 0.0, seed=seed)
         if found.outcome != Outcome.OK:
             said = found.message.partition("\n")[0][:160]
-            text = f"{name} is not measured in turns: {found.outcome}{f': {said}' * bool(said)}"
+            text = f"there are no alternating timings of {name}: {found.outcome}{f': {said}' * bool(said)}"
             told(journal.append(NoteRecord, text=text))
             continue
         costs_s[name] = found.wall_s

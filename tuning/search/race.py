@@ -143,7 +143,7 @@ class Race:
         sure = [one for one in able if self.chance(one.name) >= FAIRLY_SURE]
         if not sure:
             return [max(able, key=lambda one: self._promise([one.name])).name] if able else []
-        return [one.name for one in sorted(sure, key=lambda one: -one.samples_per_s)]
+        return [one.name for one in sorted(sure, key=lambda one: (-one.samples_per_s, -self.expected(one.name).gain))]
 
     def best_quality(self, least_per_s: float = 0.0) -> str | None:
         """Returns the finalist expected to be best of those that are as fast; None if none was trained again."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainables.knobs import KnobTable, Scalar
-from tuning.config.choices import BEFORE, available
+from tuning.config.choices import BEFORE
 from tuning.config.lenient import finite, mapping
 from tuning.config.space import Space
 from tuning.journal.events import ProbeRecord, TrialRecord
@@ -92,13 +92,12 @@ def so_far(run: History) -> Pick | None:
 def fastest_probe(run: History) -> ProbeRecord | None:
     """Returns the fastest probe that learns what the first does: it differs in system knobs alone. None without any.
 
-    For a user's file it is the probed `before` with the fastest system knobs of its speed group.
+    If `before` was probed, it is that with the fastest system knobs of its speed group.
     """
     own, table = [p for p in run.probes if not p.name and p.outcome == Outcome.OK], run.table
     alike = [p for p in own if _learned(p.config, table) == _learned(own[0].config, table)]
-    ref = None if run.study is None else run.study.setting("workload", "ref")
     before = next((p for p in reversed(run.probes) if p.name == BEFORE and probed([p], table)), None)
-    if not own or before is None or ref in available("workload"):
+    if not own or before is None:
         return max(alike, key=lambda p: p.samples_per_s or 0.0, default=None)
     today, (first, *others) = before.config, probed([before, *own], table)
     group = [p for p in (first, *others) if group_of(p.knobs, table) == group_of(today, table)]

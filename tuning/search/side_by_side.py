@@ -19,6 +19,8 @@ The variance of their ratio is that of the measurements, which falls with T, and
 with D. On two cores a window of 1 s is off by about 0.2; half an hour changes the pace by as much and up to 0.39
 (docs/log/two_cores.md).
 """
+RATE = frozenset(["learning_rate", "schedule", "warmup_frac"])
+"""Knobs that no speed depends on, in whatever loop."""
 MeasuredT = TypeVar("MeasuredT", bound=MeasuredRecord)
 WINDOW_S = 1.5
 """The seconds of a measurement of an earlier version, which did not write them."""
@@ -48,6 +50,11 @@ def trainings(run: History, config: Config) -> list[ConfirmedRecord]:
 def is_same(config: Config, other: Config, table: KnobTable) -> bool:
     """Returns whether two configurations run the same; one that was not written runs as none."""
     return bool(config) and identity(config, table) == identity(other, table)
+
+
+def is_as_fast(config: Config, other: Config, table: KnobTable) -> bool:
+    """Returns whether two configurations differ at most in knobs that no speed depends on."""
+    return {name for name, _ in identity(config, table) ^ identity(other, table)} <= RATE
 
 
 def _pairs(ours: Sequence[MeasuredT], theirs: Sequence[MeasuredT], key: Callable[[MeasuredT], int]) -> list[Pair]:

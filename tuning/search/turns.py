@@ -18,6 +18,8 @@ from tuning.memory.groups import fits
 from tuning.memory.guard import MemoryGuard
 from tuning.search.throughput import PROBES_DIFFER, Probed, Speeds, inside, place_of, probed
 
+CANDIDATE = "best "
+"""What the names of the other candidates begin with."""
 MOST_OTHERS = 6
 """Probes beside the fastest that are measured in turns, as far as the time lasts."""
 SAME_FRAC = 0.03
@@ -40,7 +42,7 @@ def last_candidates(
         is_near = choice.samples_per_s * PROBES_DIFFER >= ranked[0].samples_per_s
         places = [(place_of(one, table), _learned(one, table)) for one in (own, *found.values())]
         if most > 0 and is_near and places[0] not in places[1:] and fits(guard, own):
-            found[f"best {number}"], most = own, most - 1
+            found[f"{CANDIDATE}{number}"], most = own, most - 1
     return found
 
 

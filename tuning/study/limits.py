@@ -10,7 +10,6 @@ from typing import Any
 
 from trainables.knobs import Scalar
 from tuning.config.choices import BEFORE, PLAIN
-from tuning.config.resolve import COMMAND_LINE
 from tuning.config.schema import PLANNED_TRIALS, StudyConfig
 from tuning.journal.events import StudyRecord
 from tuning.journal.records import Journal
@@ -247,8 +246,8 @@ class Limits:
         if search.max_time_s is None or begun >= planned:
             return ""
         enough = math.ceil(search.max_time_s * planned / max(1, begun) / 60)
-        only = f"the time was enough for {plural(begun, 'trial')} only"
-        return f"{only}; {planned} trials need about search.max_time={enough}m"
+        only = f"the time was enough for {plural(begun, 'trial')} beside the reference only"
+        return f"{only}; with search.max_time={enough}m there would be about {planned}, which find more"
 
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""
@@ -290,23 +289,17 @@ class Limits:
         return None if self.config.search.max_time_s is None else self.ends_at - self.time_plan().confirm_s
 
     def reference(self) -> tuple[str, Mapping[str, Scalar]]:
-        """Returns the name and the knobs of what is trained today: `before`, else the plain defaults as they fit.
-
-        The `before` of a packaged workload is not the user's, unless it was typed.
-        """
+        """Returns the reference's name and knobs: `before`, else the plain defaults as they fit."""
         config, run = self.config, self._journal.run
-        if (before := self.before()) is not None:
-            return BEFORE, config.space.whole(before)
+        if BEFORE in config.named:
+            return BEFORE, config.space.whole(config.named[BEFORE])
         if PLAIN in config.named:  # of a file that does not say what is trained today
             return PLAIN, config.space.whole(config.named[PLAIN])
         return PLAIN, groups.uncut(config.space, run, groups.guard(run, self.cap_bytes()))
 
     def before(self) -> Mapping[str, Scalar] | None:
-        """Returns the present configuration as the user named it, None if nobody did."""
-        config = self.config
-        typed = any(k.startswith(f"named.{BEFORE}.") and o == COMMAND_LINE for k, o in config.origins.items())
-        is_present = BEFORE in config.named and (typed or not config.workload.is_packaged)
-        return config.named[BEFORE] if is_present else None
+        """Returns the user's current settings, None if nobody named them."""
+        return self.config.named.get(BEFORE)
 
     def reference_per_s(self) -> float:
         """Returns how fast the reference trains by what was probed, 0 if that is not known."""

@@ -22,7 +22,7 @@ from tuning.journal.run import History
 from tuning.memory import groups
 from tuning.memory.oom import DEPENDENT, Outcome
 from tuning.report import sentences
-from tuning.report.format import difference, duration, plural
+from tuning.report.format import difference, duration, plural, unlike
 from tuning.search.confirm import (
     LEAST_ROUNDS,
     Confirmed,
@@ -133,9 +133,10 @@ class PickStage:
         picked, times = least_changed(run, turns, able, today)
         table = space.table
         if place_of(turns[picked], table) != place_of(config, table):
-            said = f"{picked} was {times:.2f} times as fast in turns as the fastest probe, and only system knobs differ"
-            self._note(f"{said}: the pick has those of {picked}", "")
             theirs = turns[picked]
+            other = " ".join(unlike(theirs, config, table)) or "its system knobs"
+            faster = f"{times:.2f} times as fast as the fastest probe in alternating timings"
+            self._note(f"with {other} it was {faster}, so the pick has them", "")
             own = {n: theirs.get(n, table.defaults[n]) for n in table.system if n in config or n in theirs}
             config = space.complete({**config, **own})
         others = "as in before" if before else "at its default"
@@ -209,12 +210,14 @@ class PickStage:
     def _sentence(self, found: Confirmed, terms: ConfirmTerms) -> str:
         """Returns in words why this configuration is the answer."""
         rule, race, reference = terms.rule, found.race, terms.reference_name
-        tried = [name for name in race.trained if name != SYSTEM]
+        tried = [name for name, one in race.trained.items() if name != SYSTEM and one.gains]
         again = f"{len(tried)} trained again" if tried else "the search"
         if found.name in (reference, SYSTEM):
             knobs = "unchanged" if found.name == reference else "with the fastest system knobs"
             who = f"none of {again}" if tried else "no trial of the search"
             why = f"{who} was both faster and as good" if self._journal.run.searched else "nothing else was trained"
+            if not tried and set(race.trained) - {SYSTEM}:
+                why = f"no time was left to train a trial and {reference} on the same fresh seed"
             return f"{reference}, {knobs}: {why}"
         own = race.trained.get(found.name)
         what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {reference}"

@@ -240,11 +240,6 @@ class NvmlCard:
             "sm_clock_mhz": _float(self._ask("nvmlDeviceGetClockInfo", 1)),  # NVML_CLOCK_SM
         }
 
-    def energy_j(self) -> float | None:
-        """Returns what the card has used since its driver was loaded; None before Volta."""
-        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        return None if millijoules is None else millijoules / 1000
-
     def throttled(self) -> frozenset[str]:
         """Returns why the clock is held down now."""
         bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0

@@ -82,7 +82,7 @@ class Session:
         self._settled = False
         self._caches = setting.slots
         self._loading_s = math.inf
-        self.telemetry = telemetry_of(setting.device, is_alone=setting.ranks * setting.slots == 1)
+        self.telemetry = telemetry_of(setting.device)
         self.peers = Peers(setting)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
         self.memory.limit(setting.cap_bytes)

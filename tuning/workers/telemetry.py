@@ -1,7 +1,7 @@
 """The machine's load while a window was measured: the card through NVML, processor and memory through psutil.
 
 A `TelemetryReader` is asked when a window closes, so nothing runs beside the training: no thread, no timer. Counters
-(processor seconds, energy) are exact over the window; gauges (utilisation, power, temperature, clock) are what NVML
+(processor seconds) are exact over the window; gauges (utilisation, power, temperature, clock) are what NVML
 holds at its end, means over its own last sixth of a second to a second.
 """
 
@@ -29,15 +29,11 @@ class TelemetryReader:
         uuid: str = "",
         counters: Mapping[str, Callable[[], float]] | None = None,
         nvml: Any = None,
-        *,
-        is_alone: bool = True,
     ) -> None:
         """`uuid` is the card's as torch has it, "" for the first card; `nvml` stands in for the module `pynvml`.
 
-        `counters`, which only grow, are counted beside our own, by name. The card's energy is told where the process
-        `is_alone` on it.
+        `counters`, which only grow, are counted beside our own, by name.
         """
-        self._is_alone = is_alone
         self._more = dict(counters or {})
         self._card = NvmlCard(nvml, uuid) if device == "cuda" else None
         self.begin()
@@ -59,13 +55,11 @@ class TelemetryReader:
         now, counters = time.perf_counter(), self._count()
         wall_s = max(now - self._opened, 1e-9)
         for name, value in counters.items():
-            before = self._counters[name]
-            if value is not None and before is not None:
-                self._counted[name] = self._counted.get(name, 0.0) + max(0.0, value - before)
+            self._counted[name] = self._counted.get(name, 0.0) + max(0.0, value - self._counters[name])
         if self._card is not None:
-            for name, value in self._card.gauges().items():
-                if value is not None:
-                    self._gauged[name].append((value, wall_s))
+            for name, gauge in self._card.gauges().items():
+                if gauge is not None:
+                    self._gauged[name].append((gauge, wall_s))
             self._throttled |= self._card.throttled()
         self._readings, self._wall_s = self._readings + 1, self._wall_s + wall_s
         self._opened, self._counters = now, counters
@@ -75,8 +69,7 @@ class TelemetryReader:
 
         Their number and `wall_s`; of the processor seconds of all cores the share that was busy (`machine_cpu_frac`),
         and what other virtual machines took (`steal_frac`); means over time of `MEANS`, the highest `temperature_c`,
-        all of `energy_j` and of the given counters, each reason in `throttled`. Names of the card are there on CUDA
-        alone.
+        all of the given counters, each reason in `throttled`. Names of the card are there on CUDA alone.
         """
         if not self._readings:
             return {}
@@ -89,14 +82,9 @@ class TelemetryReader:
                 pairs = self._gauged[name]
                 found[name] = sum(v * s for v, s in pairs) / sum(s for _, s in pairs) if pairs else None
             found["temperature_c"] = max((v for v, _ in self._gauged["temperature_c"]), default=None)
-            found["energy_j"] = self._counted.get("energy_j")
             found["throttled"] = sorted(self._throttled)
         return found | {name: self._counted[name] for name in self._more}
 
-    def _count(self) -> dict[str, float | None]:
-        """Returns the counters, all in seconds but the energy."""
-        return {
-            **machine.processor()._asdict(),
-            "energy_j": self._card.energy_j() if self._card is not None and self._is_alone else None,
-            **{name: count() for name, count in self._more.items()},
-        }
+    def _count(self) -> dict[str, float]:
+        """Returns the counters."""
+        return {**machine.processor()._asdict(), **{name: count() for name, count in self._more.items()}}

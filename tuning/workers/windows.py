@@ -164,15 +164,12 @@ def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:
     return [step for one, step in both if one.whole]
 
 
-def telemetry_of(device: str, *, is_alone: bool = True) -> TelemetryReader:
-    """Returns what reads the device this process trains on; NVML counts cards otherwise than torch, so by its UUID.
-
-    With others in the same training, or on the same card, its energy is not that of the samples counted here.
-    """
+def telemetry_of(device: str) -> TelemetryReader:
+    """Returns what reads the device this process trains on; NVML counts cards otherwise than torch, so by its UUID."""
     if device != "cuda":
         return TelemetryReader(device)
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
-    return TelemetryReader(device, uuid, counters={"allocator_retries": _allocator_retries}, is_alone=is_alone)
+    return TelemetryReader(device, uuid, counters={"allocator_retries": _allocator_retries})
 
 
 def _allocator_retries() -> float:

@@ -131,15 +131,7 @@ def test_the_end_is_never_after_the_time_allowed(records, study):
 def test_what_is_trained_beside_the_search_is_none_of_its_trials(records, study):
     others = [changed(r, beside=True) if r.get("trial") == "t000" else r for r in records]
     whole, less = History(records), History(others)
-    assert counted(less, study, "search")[0] == counted(whole, study, "search")[0] - 1
+    end = next(n for n, r in enumerate(records) if (r.get("stage"), r.get("state")) == ("search", "end"))
+    during = [counted(History(own[:end]), study)[0] for own in (records, others)]
+    assert during[1] == during[0] - 1
     assert summary.of_run(less).trials_done == summary.of_run(whole).trials_done - 1
-
-
-def test_with_more_time_what_is_confirmed_since_is_counted(records, study):
-    end = max(n for n, r in enumerate(records) if r.event == "window") + 1
-    trained = sum(r.event == "confirmed" for r in records[:end])
-    assert counted(History(records[:end]), study, "confirm")[0] > trained
-    more = Record(900, records[0].t, "resume", {"search": {"max_time": 480.0}}, 0.0)
-    again = Record(901, records[0].t, "stage", {"stage": "confirm", "state": "start"}, 1.0)
-    assert counted(History([*records[:end], more]), study, "confirm")[0] == trained
-    assert counted(History([*records[:end], more, again]), study, "confirm")[0] == trained, "windows are taken anew"

@@ -8,7 +8,7 @@ import yaml
 
 from tests.commands import MINE
 from trainables import Knob, knob_columns
-from trainables.knobs import Knobs, KnobTable
+from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
 from tuning.config.cards import GIB_BYTES
 from tuning.config.complete import Declared, Machine, complete, with_declared
@@ -65,7 +65,7 @@ def test_origins_name_the_command_line_or_the_file():
     origins = load([*EXAMPLE, "named.before.batch_size=2"]).origins
     assert origins["knobs.learning_rate"] == origins["workload.model"] == origins["workload.ref"] == "command line"
     assert origins["named.before.batch_size"] == "command line"
-    assert origins["named.after.batch_size"] == origins["knobs.dropout"] == "search_spaces/workload/nli.yaml"
+    assert origins["knobs.dropout"] == "search_spaces/workload/nli.yaml"
     assert origins["card.memory_gib"] == "search_spaces/card/rtx3090.yaml"
     assert origins["search.max_time"] == origins["budget.rungs.eta"] == "search_spaces/budget/full.yaml"
     assert origins["resume"] == "search_spaces/config.yaml"
@@ -125,13 +125,13 @@ def test_no_workers_leaves_out_what_needs_workers():
 
 def test_cpu_card_drops_what_a_cpu_cannot_honour_and_says_so(monkeypatch):
     monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx512bw"}))
-    config = complete(load(["card=cpu", "named.after.num_workers=8"]), Machine(cores=4))
+    typed = [f"named.mine.{knob}" for knob in ("num_workers=8", "tf32=true", "pin_memory=true", "non_blocking=true")]
+    config = complete(load(["card=cpu", *typed]), Machine(cores=4))
     assert config.space.fixed["pin_memory"] is False
     assert config.space.parameters["amp_dtype"] == Choice(("fp32", "bf16"))
-    assert "pin_memory" not in config.named["after"]
-    assert config.named["after"]["num_workers"] == 8
+    assert config.named["mine"] == {"num_workers": 8}
     assert {d.partition("=")[0] for d in config.dropped} == {
-        f"{section}.{knob}" for section in ("knobs", "named.after") for knob in ("tf32", "pin_memory", "non_blocking")
+        f"{section}.{knob}" for section in ("knobs", "named.mine") for knob in ("tf32", "pin_memory", "non_blocking")
     }
 
 
@@ -156,13 +156,6 @@ def test_a_typed_value_that_the_card_lacks_is_refused(argv, cards, allowed):
         complete(load(argv), Machine(4, cards, (8, 6)))
     assert raised.value.allowed == allowed
     assert raised.value.remedy == f"leave out {argv[-1].partition('=')[0]}, or name another card"
-
-
-def test_named_configurations_are_whole():
-    config = load([])
-    before, after = (Knobs.of(config.named[n], EVERY) for n in ("before", "after"))
-    assert (before.batch_size, before.num_workers, before.sync_every_step, before.set_to_none) == (4, 4, True, False)
-    assert (after.batch_size, after.amp_dtype, after.activation_checkpointing) == (12, "bf16", True)
 
 
 @pytest.mark.parametrize("name", ["best", "most_accurate", "config"])

@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_said_and_not_compared(tmp_path: Path) -> None:
     found, run = measured(FormulaProfiler(cap_bytes=300_000_000), tmp_path)
     assert found["before", "micro_batch_size"].gain is None
     said = [text.ablation_window(note) for note in run.notes]
-    assert "before, micro_batch_size=32 is not measured in turns: oom: no room" in said
+    assert "there are no alternating timings of before, micro_batch_size=32: oom: no room" in said
 
 
 def test_an_ablation_of_another_best_is_not_shown(tmp_path: Path) -> None:

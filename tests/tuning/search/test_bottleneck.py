@@ -26,24 +26,22 @@ def card(sm: float | None, **more: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("parts", "telemetry", "bound", "band", "says"),
+    ("parts", "telemetry", "bound", "says"),
     [
-        ({"wait": 0.01, "passes": 0.97, "step": 0.02}, {}, "compute", "good", "97 % in forward and backward"),
-        ({"wait": 0.31, "passes": 0.6, "step": 0.05}, card(0.43), "loader", "bad", "GPU 43 % busy, 31 % waiting"),
-        ({"wait": 0.35, "passes": 0.55, "step": 0.10}, {}, "loader", "OK", "35 % waiting for data"),
-        ({"wait": 0.02, "passes": 0.9}, card(0.3), "launch", "bad", "GPU 30 %"),
-        ({"wait": 0.02, "move": 0.3, "passes": 0.6}, card(0.65), "transfer", "OK", "30 % copying"),
-        ({"move": 0.19, "passes": 0.65, "step": 0.15}, {}, "compute", "good", "19 % copying"),
-        ({"passes": 0.5, "step": 0.5}, {}, "optimizer", "good", "50 % in the optimiser"),
-        ({"wait": 0.1, "passes": 0.9}, card(0.5, allocator_retries=12.0), "memory", "bad", "12 allocator retries"),
-        ({"passes": 1.0}, {"steal_frac": 0.12}, "compute", "good", "disturbed: 12 % of the processor"),
+        ({"wait": 0.01, "passes": 0.97, "step": 0.02}, {}, "compute", "97 % in forward and backward"),
+        ({"wait": 0.31, "passes": 0.6, "step": 0.05}, card(0.43), "loader", "GPU 43 % busy, 31 % waiting"),
+        ({"wait": 0.35, "passes": 0.55, "step": 0.10}, {}, "loader", "35 % waiting for data"),
+        ({"wait": 0.02, "passes": 0.9}, card(0.3), "launch", "GPU 30 %"),
+        ({"wait": 0.02, "move": 0.3, "passes": 0.6}, card(0.65), "transfer", "30 % copying"),
+        ({"move": 0.19, "passes": 0.65, "step": 0.15}, {}, "compute", "19 % copying"),
+        ({"passes": 0.5, "step": 0.5}, {}, "optimizer", "50 % in the optimiser"),
+        ({"wait": 0.1, "passes": 0.9}, card(0.5, allocator_retries=12.0), "memory", "12 allocator retries"),
+        ({"passes": 1.0}, {"steal_frac": 0.12}, "compute", "disturbed: 12 % of the processor"),
     ],
 )
-def test_each_way_to_lose_time_has_its_name(
-    parts: dict[str, float], telemetry: Any, bound: str, band: str, says: str
-) -> None:
+def test_each_way_to_lose_time_has_its_name(parts: dict[str, float], telemetry: Any, bound: str, says: str) -> None:
     found = judge(spans(**parts), telemetry)
-    assert (found.bound, found.band) == (bound, band)
+    assert found.bound == bound
     assert says in found.sentence
 
 
@@ -65,10 +63,9 @@ def test_shares_fill_the_time(wait: float, move: float, passes: float, step: flo
 
 
 @given(fracs, fracs)
-def test_the_band_follows_utilisation_alone(sm: float, wait: float) -> None:
+def test_a_busy_card_is_bound_by_computing(sm: float, wait: float) -> None:
     found = judge(spans(wait, passes=1 - wait), card(sm))
-    assert found.band == ("good" if sm >= 0.8 else "OK" if sm >= 0.6 else "bad")
-    assert (found.bound in ("compute", "optimizer")) == (found.band == "good")
+    assert (found.bound in ("compute", "optimizer")) == (sm >= 0.8)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +97,14 @@ def test_waiting_for_data_is_told_with_what_helps() -> None:
     found = judge(waiting, {"machine_cpu_frac": 0.5}, {"ram_cache": True}, EVERY, tried={"num_workers=2"})
     assert found.bound == "compute"
     assert found.sentence.endswith("15 % waiting for data (collating 6.0 %, augmentation 9.0 %)")
-    assert (found.held, found.remedies, found.tried) == (True, ("inplace_augmentation=true",), ("num_workers=2",))
-    assert verdict_sentence(found).endswith("; not tried, might help: inplace_augmentation=true")
+    assert (found.held, found.remedies) == (True, ("inplace_augmentation=true",))
+    assert verdict_sentence(found).endswith("; outside this search, might help: inplace_augmentation=true")
     all_tried = judge(
         waiting, {"machine_cpu_frac": 1.0}, {"ram_cache": True}, EVERY, tried={"inplace_augmentation=true"}
     )
     assert verdict_sentence(all_tried) == all_tried.sentence
+    slower = judge(waiting, {"machine_cpu_frac": 0.5}, {"ram_cache": True}, EVERY, tried={"num_workers=1"})
+    assert "num_workers=2" not in slower.remedies, "one was slower than none"
 
 
 @pytest.mark.parametrize("old", [{}, {"data_wait_s": 1.0, "forward_backward_s": 2.0}, {"wall_s": 0.0}])
@@ -115,9 +114,7 @@ def test_spans_that_say_nothing_have_no_verdict(old: dict[str, float]) -> None:
 
 def test_how_the_card_was_doing_is_told_in_a_line() -> None:
     gauges = {"gpu_sm_frac": 0.931, "power_w": 287.4, "temperature_c": 71.0, "sm_clock_mhz": 1395.0}
-    assert card_words(gauges, 900.0) == "93 % busy, 287 W, 71 C, 1,395 MHz"
-    counted = {**gauges, "energy_j": 5000.0, "wall_s": 20.0}  # the counter is exact, the power a few readings
-    assert card_words(counted, 1000.0) == "93 % busy, 287 W, 71 C, 1,395 MHz, 0.25 J a sample"
+    assert card_words(gauges) == "93 % busy, 287 W, 71 C, 1,395 MHz"
     slowed = {**gauges, "throttled": ["power cap", "too hot"]}
     assert card_words(slowed) == "93 % busy, 287 W, 71 C, 1,395 MHz; throttled: power cap, too hot"
     assert card_words({"gpu_sm_frac": 0.5, "power_w": None, "throttled": []}) == "50 % busy"

@@ -346,7 +346,9 @@ def test_what_fails_in_its_first_window_is_left_out_and_said(journal: Journal) -
             return super().window(knobs, window_s, seed)
 
     assert {name for _, name in measured(journal, Failing())} == {"before", "best"}
-    assert [note.text for note in journal.run.notes] == ["after is not measured in turns: oom: out of memory"]
+    assert [note.text for note in journal.run.notes] == [
+        "there are no alternating timings of after: oom: out of memory"
+    ]
 
 
 def test_new_pick_takes_turns_with_the_others_again(journal: Journal) -> None:
@@ -377,6 +379,6 @@ def test_who_is_too_slow_takes_no_windows_from_the_others(journal: Journal) -> N
     order = measured(journal, profiler, lambda: 70.0 - profiler.now, before=before)
     assert set(order) == {(number, name) for number in range(5) for name in ("after", "best")}
     (note,) = journal.run.notes
-    assert note.text.startswith("too little time is left to measure before")
+    assert note.text.startswith("too little time is left for alternating timings of before")
     order = measured(journal, profiler, lambda: 1e6 - profiler.now, before=before)
     assert {(number, "before") for number in range(5)} <= set(order)

@@ -123,7 +123,7 @@ def test_without_trials_system_knobs_alone_change(
     (best_yaml, *_) = export.write_all(summary.of_run(made.run), tmp_path)
     assert best_file.read(best_yaml).knobs["num_workers"] == 2
     gains = {(gain.of, gain.over) for gain in summary.of_run(made.run).gains}
-    assert gains >= {("best", "before"), ("best", "plain defaults")}
+    assert ("best", made.study._limits.reference()[0]) in gains
 
 
 def ended(trial: str, outcome: str, config: Mapping[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:

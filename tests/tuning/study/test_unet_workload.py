@@ -38,7 +38,10 @@ def test_unet_is_tuned_with_its_own_knobs(
     best = yaml.safe_load((folder / "best.yaml").read_text())
     assert {"channels", "smoothing", "momentum"} <= best["knobs"].keys()
     assert not {"hidden_size", "architecture", "adapter", "dropout", "augmentation"} & best["knobs"].keys()
-    assert "micro_batch_size changes what is learned here: BatchNorm2d" in best["measured"]["says"]
+    assert (
+        "micro_batch_size changes what is learned here, so it is searched as the learning rate is: BatchNorm2d"
+        in best["measured"]["says"]
+    )
     mine.unlink()
     monkeypatch.chdir(tmp_path)
     assert __main__.main(["show", "one"]) == 0, "what was found is read without the file"

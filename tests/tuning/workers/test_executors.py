@@ -22,7 +22,7 @@ from tuning.workers.worker_config import WorkerConfig
 
 
 def test_workers_know_how_many_trials_run_beside_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By it a trial's energy is told, and a RAM cache leaves room; on a card it is known behind the probes alone."""
+    """By it a RAM cache leaves room; on a card it is known behind the probes alone."""
     seen: list[WorkerConfig] = []
     fake = SimpleNamespace(RayCluster=lambda **_: nullcontext(), RayExecutor=lambda worker, name: seen.append(worker))
     monkeypatch.setattr(executors, "_chosen", [])

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import Nvml
 from tuning.workers.telemetry import MEANS, TelemetryReader
 
-CARD = {*MEANS, "temperature_c", "energy_j"}
+CARD = {*MEANS, "temperature_c"}
 SHARES = ("machine_cpu_frac", "steal_frac")
 
 
@@ -30,23 +30,24 @@ def test_shares_are_shares() -> None:
     assert all(found[name] is None or 0 <= found[name] <= 1 for name in SHARES)
 
 
-def test_energy_is_a_sum_of_differences_temperature_the_highest_power_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temperature_is_the_highest_power_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 3.0, 4.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    nvml = Nvml(sm=[50, 100], power_mw=[100_000, 300_000], temperature=[60, 55], energy_mj=[1_000, 3_500, 9_000])
+    nvml = Nvml(sm=[50, 100], power_mw=[100_000, 300_000], temperature=[60, 55])
     telemetry = TelemetryReader("cuda", nvml=nvml)
     telemetry.read()
     telemetry.read()
     found = telemetry.summary()
-    assert (found["energy_j"], found["temperature_c"], found["wall_s"]) == (8.0, 60.0, 4.0)
+    assert (found["temperature_c"], found["wall_s"]) == (60.0, 4.0)
     assert (found["power_w"], found["gpu_sm_frac"]) == (pytest.approx(150), pytest.approx(0.625))
 
 
 def test_what_was_skipped_is_in_no_reading() -> None:
-    telemetry = TelemetryReader("cuda", nvml=Nvml(energy_mj=[0, 5_000, 6_000]))
+    counts = iter([0.0, 5.0, 6.0, 6.0])
+    telemetry = TelemetryReader("cpu", counters={"counted": lambda: next(counts)})
     telemetry.skip()
     telemetry.read()
-    assert telemetry.summary()["energy_j"] == 1.0
+    assert telemetry.summary()["counted"] == 1.0
     telemetry.begin()
     assert telemetry.summary() == {}
 
@@ -68,12 +69,12 @@ def test_without_nvml_every_figure_of_the_card_is_none(broken: str) -> None:
 
 
 def test_what_is_not_supported_is_none() -> None:
-    nvml = Nvml(broken=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"))
+    nvml = Nvml(broken=("nvmlDeviceGetPowerUsage",))
     telemetry = TelemetryReader("cuda", nvml=nvml)
     for _ in range(3):
         telemetry.read()
     found = telemetry.summary()
-    assert found["power_w"] is found["energy_j"] is None
+    assert found["power_w"] is None
     assert found["gpu_sm_frac"] is not None
 
 
