@@ -86,7 +86,7 @@ SPACE = {
 }
 OBJECTIVES = {"accuracy": "max"}
 BASELINES = {"one class": {"accuracy": 1 / len(FREQUENCIES)}}
-BEFORE = {"learning_rate": 0.003, "hidden": 32, "batch_size": 32, "micro_batch_size": 32}  # as it is trained today
+BEFORE = {"learning_rate": 0.003, "hidden": 32, "batch_size": 32, "micro_batch_size": 32}  # your current settings
 
 if __name__ == "__main__":  # python my_loop.py trains on its own, with the values of BEFORE
     from trainables.own_loop import alone
