@@ -37,11 +37,11 @@ WORKLOADS
 CARDS
   card.memory_gib=N       the card's memory, to hold it to less; with card=cpu,
                           what a training may take of this machine's; with
-                          card=auto and no GPU, a card that is not listed
-                          [the card's own memory]
+                          card=auto and no GPU, the size of a card that is not
+                          listed [the card's own memory]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   epochs of a training; auto: as many as the time allows
-                          [our workloads: their own; yours: auto, 4 if full]
+                          [ours: their own; yours: auto; 4 with budget=full]
   budget.probe.max_time_s=N, .probe_time_s=X, budget.rungs.first_frac=X, .eta=N,
   budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   see docs/settings.md
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,

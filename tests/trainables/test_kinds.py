@@ -160,7 +160,7 @@ NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "dropout amid a block": (Images(lambda: conv(nn.Dropout(0.5), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "a rate in a function": (Images(lambda: conv(Rated(), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "dropout in attention and recurrence": (Images(Attending), {}),
-    "contrastive": (Images(conv, contrastive), {"micro_batch_size": "the loss of a batch is not the mean"}),
+    "contrastive": (Images(conv, contrastive), {"micro_batch_size": "a batch cut in two has another gradient"}),
     "sum": (Images(conv, summed), {"micro_batch_size": "0.5 times as large"}),
     "weighted classes": (Images(conv, weighted), {"micro_batch_size": "cross_entropy(weight=...)"}),
     "weight norm": (Images(lambda: conv(None, weight_norm(nn.Conv2d(8, 8, 1)))), {}),

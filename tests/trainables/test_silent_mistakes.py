@@ -65,7 +65,7 @@ def averaged(line: str, when: str = "True") -> str:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (TWO_NETS.replace("COUNTER", "i"), "run.batch counts batches"),
+        (TWO_NETS.replace("COUNTER", "i"), "run.batch"),
         (TWO_NETS.replace("COUNTER", "run.batch"), ""),
         (scheduled("schedule.step()"), "give it to run.prepare"),
         (scheduled("", "run.prepare(net, schedule)"), ""),
@@ -167,7 +167,7 @@ CONTRASTS = "labels = torch.arange(len(batch[0])); logits = -(net(batch[0]) - ne
         (
             "views",
             f"{CONTRASTS}; run.backward(nn.functional.cross_entropy(logits, labels), optimizer)",
-            "not the",
+            "another gradient",
             True,
         ),
         ("joined", "run.backward((net(batch) - 1).square().mean(), optimizer)", "", False),

@@ -43,7 +43,7 @@ def header(found: progress.Progress) -> str:
         of = found.planned is not None
         parts.append(f"{found.done} of {plural(found.planned or 0, unit)}" if of else plural(found.done, unit))
     if found.faster:
-        parts.append(f"best {found.faster:.2f}x {plain(found.reference)}")
+        parts.append(f"best {found.faster:.2f}x {fmt.spoken(found.reference)}")
     return "   ".join(parts)
 
 

@@ -25,8 +25,14 @@ from tuning.workers.worker import Asked
 
 STARTING = "start"
 """The name of the time before the first stage."""
-STAGES = ("estimate", "probe", "search", "confirm", "export")
-"""The stages of a study in order."""
+STAGES = {
+    "estimate": "",
+    "probe": "; each line has what differs from the best probe so far",
+    "search": "; each line has what differs from the best trial so far, at first the reference",
+    "confirm": "; trainings on fresh seeds, then alternating timings",
+    "export": "",
+}
+"""The stages of a run in order, and what is said as each begins."""
 MOST_RUNNING = 8
 """So many trials that run are named."""
 LATEST = 100
@@ -91,7 +97,7 @@ def progress(run: History, config: StudyConfig, used_s: float, asked: Asked | No
     latest = itertools.islice(reversed(run.events), LATEST)
     return Progress(
         stage=stage,
-        number=STAGES.index(stage) + 1 if stage in STAGES else 0,
+        number=list(STAGES).index(stage) + 1 if stage in STAGES else 0,
         stages=len(STAGES),
         used_s=used_s,
         best=best,
@@ -194,7 +200,7 @@ def ends_at_s(run: History, config: StudyConfig, used_s: float) -> float | None:
     the speed of a probe or trial.
     """
     plan = plan_of(run, config, None if run.study is None else run.study.horizon_samples)
-    if not plan.training_s or not run.stages:
+    if not run.stages or (not plan.training_s and config.search.trials != 0):
         return config.search.max_time_s
     stage, spent_s, left_s = run.stage, used_s - run.stages[-1].at_s, 0.0
     if stage in ("estimate", "probe"):
@@ -224,7 +230,7 @@ def _confirm_left_s(run: History, plan: TimePlan) -> float:
     """Returns what is left of confirming: trainings as long as those so far, then windows as long as those so far."""
     windows_s = [window.wall_s for window in run.windows if run.has_begun("confirm", window)]
     took = [again.train_s or plan.training_s for again in run.confirmed]
-    missing = 0 if windows_s else max(0, 2 * LEAST_SEEDS - len(took))
+    missing = 0 if windows_s or not plan.training_s else max(0, 2 * LEAST_SEEDS - len(took))
     each_s = (any(windows_s) and statistics.fmean(windows_s)) or plan.round_s / plan.turns
     windows = max(0, plan.rounds * plan.turns - len(windows_s))
     return (statistics.fmean(took) if took else plan.training_s) * missing + each_s * windows

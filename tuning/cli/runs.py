@@ -21,7 +21,7 @@ from tuning.journal.records import read
 from tuning.journal.run import History, unix_s
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, known_runs, other_version, require_known
 from tuning.report import export, report, sentences, summary, tables
-from tuning.report.format import fit, plain, plural, table, unlike
+from tuning.report.format import fit, plain, plural, spoken, table, unlike
 from tuning.report.frameworks import FRAMEWORKS, exported
 from tuning.report.summary import Summary
 from tuning.workers import doctor, machine_checks, nvml
@@ -74,9 +74,9 @@ def _found(known: Summary) -> str:
         return ""
     gain, changed = known.gain("best", reference.name), unlike(best.config, reference.config, known.table)
     if not changed:
-        return f"keep {plain(reference.name)}"
+        return f"keep {spoken(reference.name)}"
     perhaps = "perhaps " * (gain is not None and gain.low is not None and not gain.is_told)
-    return " ".join([f"{perhaps}{gain.ratio:.2f}x {plain(reference.name)} " if gain else "", *changed]).strip()
+    return " ".join([f"{perhaps}{gain.ratio:.2f}x {spoken(reference.name)} " if gain else "", *changed]).strip()
 
 
 def runs_of(folder: Path) -> tuple[History, History]:

@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import live
-from tuning.cli.progress import STARTING, Progress, best_of, counted, objective_of, progress
+from tuning.cli.progress import STAGES, STARTING, Progress, best_of, counted, objective_of, progress
 from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
@@ -132,8 +132,7 @@ class Terminal:
         """Says that a stage begins."""
         self._doing, found = "", self._progress(self._run)
         said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
-        what = "; each line has what differs from the best so far" * (name in ("probe", "search"))
-        self._say(Text(f"{said}{what}"))
+        self._say(Text(f"{said}{STAGES[name]}"))
         if self._drawn:
             self._start_live()
 

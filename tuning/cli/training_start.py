@@ -99,7 +99,7 @@ def figures(result: TrainingResult, best: Best) -> Iterator[str]:
     for objective, value in result.values.items():
         known = best.measured.quality.get(objective)
         ends = known.interval if known else None
-        expected = f", one more expected within {ends[0]:.4f} to {ends[1]:.4f}" if ends else ""
+        expected = f", another is expected within {ends[0]:.4f} to {ends[1]:.4f}" if ends and ends[0] < ends[1] else ""
         beside = f"  ({file}{after}: {known.mean:.4f}{expected})" if known else ""
         yield f"{objective} {'not finite' if value is None else f'{value:.4f}'}{beside}"
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainables.knobs import KnobTable, complete
+from tuning.config.choices import BEFORE
 from tuning.search import bottleneck
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
@@ -31,6 +32,11 @@ def plain(value: object) -> str:
     if isinstance(value, float):
         return number(value)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def spoken(name: str) -> str:
+    """Returns a named configuration as tables and lines have it: `before` alone would read as the word."""
+    return "your settings" if name == BEFORE else plain(name)
 
 
 def number(value: float, digits: int = 3) -> str:

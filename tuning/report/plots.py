@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuning.report.format import plain
+from tuning.report.format import plain, spoken
 from tuning.report.named import WORDS, Named
 from tuning.report.sentences import keeps_today
 from tuning.report.summary import Summary
@@ -93,7 +93,7 @@ def to_quality(summary: Summary) -> Figure | None:
                 axes.plot(*zip(*curve, strict=True), color=colour, linewidth=0.7, alpha=0.3, zorder=2)
             mean = mean_curve(one.curves.values())
             axes.plot(*zip(*mean, strict=True), color=colour, linewidth=1.8, linestyle=dashes, marker="o", markersize=3)
-            _label(axes, WORDS.get(one.name, plain(one.name)), *mean[-1])
+            _label(axes, WORDS.get(one.name) or spoken(one.name), *mean[-1])
             if not number:
                 axes.axhline(mean[-1][1], color=colour, linewidth=0.8, linestyle="--", zorder=1)
         axes.set_xlabel("seconds of training")
@@ -101,7 +101,7 @@ def to_quality(summary: Summary) -> Figure | None:
         axes.set_xlim(left=0)
         axes.margins(x=0.12)
 
-    name = plain(shown[0].name)
+    name = spoken(shown[0].name)
     caption = (
         f"{plain(summary.objective).capitalize()} over seconds of training, of {name} and the answers: "
         f"a faint line for each seed, the mean bold. What comes to the dashed line, where {name} ends, is as good."
@@ -154,7 +154,7 @@ def _mark(axes: Axes, named: Named, objective: str) -> None:
     if quality.low is not None and quality.high is not None and len(quality.by_seed) > 1:
         axes.plot([speed, speed], [quality.low, quality.high], color=colour, linewidth=0.9, alpha=0.6, zorder=3)
     axes.scatter([speed], [quality.mean], s=42, color=colour, zorder=4)
-    _label(axes, plain(named.name), speed, quality.mean)
+    _label(axes, spoken(named.name), speed, quality.mean)
 
 
 def _label(axes: Axes, text: str, x: float, y: float) -> None:

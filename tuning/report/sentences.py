@@ -80,11 +80,11 @@ def _keep(found: Summary, best: Named) -> str:
     """Returns that the reference is the answer, which settings those are, and what they were compared with."""
     own = fmt.settings(best.config, found.table)
     name = "" if found.reference is None else found.reference.name
-    kept = f"Keep the {PLAIN}" if name == PLAIN else f"Keep your current settings, {plain(name)}"
+    kept = f"Keep {called(name)}" if name != BEFORE else "Keep your current settings"
     kept += f" ({_few(own)}, the rest at their defaults)" * bool(own and name != PLAIN)
     if not (count := found.trials_done):
         other = found.gain(SYSTEM, found.reference.name) if found.reference is not None else None
-        why = "no probe was faster, and nothing else was trained"
+        why = "no probe was faster" + ", and nothing else was trained" * bool(found.trials)
         if found.slowing is not None and SYSTEM in found.named:
             why = "other system knobs were faster in short timings alone, and trainings slow down"
         if other is not None:
@@ -188,13 +188,14 @@ def _soon(found: Summary) -> str:
     whole = ""
     if samples and pick.samples_per_s and reference.samples_per_s:
         took = [duration(samples / one.samples_per_s) for one in (pick, reference) if one.samples_per_s]
-        whole = f" Training takes {took[0]} instead of {took[1]}."
+        length = f" of {fmt.epochs(samples / found.study.train_samples)}" if found.study.train_samples else ""
+        whole = f" A training{length} takes {took[0]} instead of {took[1]}."
     soon = f"after {own} instead of {theirs}"
     if own == theirs or time.own.median_s > time.reference.median_s:
-        soon = f"after {own}, " + (f"as by {name}" if own == theirs else f"later than by {name} ({theirs})")
+        soon = f"after {own}, " + (f"as with {name}" if own == theirs else f"later than with {name} ({theirs})")
     missed, seeds = time.own.missed, len(time.own.by_seed)
     but = f" (on {missed} of {plural(seeds, 'seed')} it never is)" if missed else ""
-    return f"{whole} The {plain(found.objective)} at which {name} ends is first reached {soon}{but}."
+    return f"{whole} The final {plain(found.objective)} of {name} is first reached {soon}{but}."
 
 
 def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
@@ -222,7 +223,7 @@ def measured_sentence(found: Summary) -> str:
     seeds = max((a.quality.seeds for a in shown if a.quality and a.quality.half_width is not None), default=0)
     ground = f"ratio in {fmt.beside(gain)} (95 % interval)" if gain else ""
     parts = [f"speed: {ground}; samples/s: that ratio times the reference's"] if gain else []
-    reach = "±: 95 % interval, by what this run's trainings differ by from seed to seed"
+    reach = "±: 95 % interval, from the spread between seeds in this run"
     on = f"mean difference on the same {seeds} seeds" if seeds > 1 else "difference on the same seed"
     same = f"{objective}: {on} ({reach})"
     parts += [same] * (seeds > 0)
@@ -318,7 +319,7 @@ def disturbed(probes: Sequence[ProbeRecord]) -> str:
 
 def called(name: str) -> str:
     """Returns a named configuration as sentences speak of it."""
-    return f"the {PLAIN}" if name == PLAIN else plain(name)
+    return f"the {PLAIN}" if name == PLAIN else fmt.spoken(name)
 
 
 def found_by(best: Named) -> str:

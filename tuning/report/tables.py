@@ -17,6 +17,7 @@ from tuning.report.format import (
     ratio,
     size,
     speed,
+    spoken,
     unlike,
 )
 from tuning.report.named import WORDS, Named
@@ -50,8 +51,8 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     shown = list(dict.fromkeys(one.name for one in (*filter(None, [reference]), *chosen, *kept, *found.given())))
     rows_of = [found.named[name] for name in shown] + ([] if brief else list(found.others_trained_again()))
     objectives = [found.objective] if brief else [*found.objectives]
-    today = f" vs {reference.name}" if reference else ""
-    until = f"time to reach {reference.name}" if reference else ""
+    today = f" vs {spoken(reference.name)}" if reference else ""
+    until = f"time to that {found.objective}" if reference else ""
     head = ["", "samples/s", f"speed{today}", *objectives, f"{found.objective}{today}", until]
     head += [] if brief else ["peak", "bound by", "card"]
     rows = [_answer(found, one, objectives, brief=brief) for one in rows_of]
@@ -75,7 +76,7 @@ def _answer(found: Summary, one: Named, objectives: Sequence[str], *, brief: boo
     fast = "not measured" if one.outcome == "ok" else outcome(one.outcome)
     if one.samples_per_s:
         fast = rate(one.samples_per_s) if brief else _speed(one, reference)
-    name = f"{WORDS.get(one.name, one.name)} {one.trial}".rstrip()
+    name = f"{WORDS.get(one.name) or spoken(one.name)} {one.trial}".rstrip()
     row = [name, fast, times, *learned, larger, soon(reached) if reached is not None else "-"]
     held = bound(one.verdict) if one.verdict else "-"
     return row if brief else [*row, size(one.peak_allocated_bytes), held, one.card or "-"]
@@ -105,7 +106,7 @@ def _speed(one: Named, reference: Named | None = None) -> str:
 def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
     """Yields what each optimisation bought at the best, and added to what it is compared with."""
     for base in dict.fromkeys(["best", *(one.base for one in found)]):
-        title = "of best" if base == "best" else f"added to {base}"
+        title = "of best" if base == "best" else f"added to {spoken(base)}"
         own = [one for one in found if one.base == base]
         if own:
             yield Grid([title, "instead of", "speed with it", "memory with it"], [_ablated(one) for one in own])
@@ -121,7 +122,7 @@ def knobs(found: Summary) -> tuple[Grid, list[str]] | None:
     """Returns the knobs that differ between the named configurations, and the others as name=value."""
     columns = [*found.given(), *([found.best] if found.best else [])]
     rows, same = _apart([_knobs_of(found, one) for one in columns])
-    return (Grid(["", *(one.name for one in columns)], rows), same) if columns else None
+    return (Grid(["", *(spoken(one.name) for one in columns)], rows), same) if columns else None
 
 
 def probes(found: Summary) -> Grid | None:
@@ -137,7 +138,7 @@ def trials(found: Summary, *, brief: bool = False) -> Grid | None:
     """Returns every trial: what it is picked for, how it ended, qualities, speed, memory unless `brief`, and knobs."""
     picks = {found.named[name].trial: WORDS[name] for name in reversed(list(found.answers))}
     ended = sorted(found.trials, key=lambda trial: trial.trial)
-    marks = [picks.get(trial.trial, "front" if trial.on_front else trial.named) for trial in ended]
+    marks = [picks.get(trial.trial, "front" if trial.on_front else spoken(trial.named)) for trial in ended]
     names = [f"{trial.trial} {mark}".rstrip() for trial, mark in zip(ended, marks, strict=True)]
     objectives, best = tuple(found.objectives), found.best
     unlike_what = "unlike the defaults" if best is None else "unlike the best"
@@ -173,7 +174,7 @@ def compared(first: Summary, second: Summary) -> Grid:
     rows += [["best", *(found_by(best) if best else "-" for best in bests)]]
     rows += [["samples/s", *(_speed(best) if best else "-" for best in bests)]]
     gains = [one.answers["best"].gain if "best" in one.answers else None for one in (first, second)]
-    rows += [["speed", *(f"{ratio(gain, 'x')} vs {gain.over}" if gain else "-" for gain in gains)]]
+    rows += [["speed", *(f"{ratio(gain, 'x')} vs {spoken(gain.over)}" if gain else "-" for gain in gains)]]
     for name in dict.fromkeys([*first.objectives, *second.objectives]):
         rows.append([name, *(quality(b.quality[name]) if b and name in b.quality else "-" for b in bests)])
     rows += [["peak", *(size(best.peak_allocated_bytes if best else None) for best in bests)]]

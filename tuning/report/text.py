@@ -123,7 +123,7 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
 
 def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     if best.samples_per_s and tables.answers(found, brief=True) is None:
-        yield "speed", f"{fmt.speed(best.speed, best.probed_samples_per_s)} samples/s"
+        yield "speed", f"{fmt.rate(best.samples_per_s)} samples/s"
     for name, own in best.quality.items():
         yield name, sentences.quality_sentence(found, own)
     if best.peak_allocated_bytes:
@@ -147,7 +147,7 @@ def ablation_window(made: events.Event) -> str:
         case events.NoteRecord():
             return plain(made.text)
         case events.WindowRecord():
-            return f"round {made.round + 1}  {plain(made.name)}: {plain(words.speed(made))}"
+            return f"round {made.round + 1}  {fmt.spoken(made.name)}: {plain(words.speed(made))}"
     return ""
 
 

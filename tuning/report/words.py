@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from trainables.knobs import KnobTable, Scalar
 from tuning.journal import events
-from tuning.report.format import fit, plain, rate, size, unlike
+from tuning.report.format import fit, plain, rate, size, spoken, unlike
 from tuning.report.trial_views import TrialView, view
 
 MESSAGE_COLUMNS = 160
 """The columns of an error's message in the line of a trial."""
+_ALIKE = {True: "settings as of the best so far", False: "every knob at its default"}
 _OUTCOMES = {
     "host_oom": "host oom",
     "shm": "out of shared memory",
@@ -69,14 +70,15 @@ def event(
         case events.RefusedRecord():
             parts = [count, made.reason, _knobs(made.config, reference, table)]
         case events.WindowRecord():
-            parts = [count, made.name, speed(made)]
+            parts = [count, spoken(made.name), speed(made)]
         case events.ConfirmedRecord():
             label, one = "retrain", view(made)
-            parts = [count, f"{made.name}  seed {made.seed}", *_measured(one, objective), _failed(one)]
+            parts = [count, f"{spoken(made.name)}  seed {made.seed}", *_measured(one, objective), _failed(one)]
         case events.ProbeRecord() | events.TrialRecord():
             one = view(made)
-            knobs, mark = "" if named else _knobs(made.config, reference, table), "(best so far)" * is_best
-            parts = [count, one.trial, named, *_measured(one, objective), knobs, mark, _failed(one)]
+            knobs = "" if named else _knobs(made.config, reference, table)
+            mark = f"(best {made.event} so far)" * (is_best and knobs != _ALIKE[True])
+            parts = [count, spoken(one.trial), spoken(named), *_measured(one, objective), knobs, mark, _failed(one)]
         case _:
             return None
     return label, "  ".join(plain(part) for part in parts if part)
@@ -97,7 +99,7 @@ def speed(made: events.MeasuredRecord) -> str:
 
 
 def _knobs(config: Mapping[str, Scalar], reference: Mapping[str, Scalar], table: KnobTable) -> str:
-    return " ".join(unlike(config, reference, table)) or ("the knobs of the best so far" if reference else "defaults")
+    return " ".join(unlike(config, reference, table)) or _ALIKE[bool(reference)]
 
 
 def _values(values: events.Values, objective: str) -> str:

@@ -185,11 +185,9 @@ class _Trainings:
             self._configs[SYSTEM] = terms.system
         self._expected, self._noise = self._by_model()
         self._reserve_s = reserve_s
-        self._reference_per_s = terms.per_s(terms.reference) or self._searched_per_s()
-
-    def _searched_per_s(self) -> float:
-        reference = self._journal.run.reference
-        return 0.0 if reference is None else reference.samples_per_s or 0.0
+        self._reference_per_s = terms.per_s(terms.reference)
+        if not self._reference_per_s and journal.run.reference is not None:
+            self._reference_per_s = journal.run.reference.samples_per_s or 0.0
 
     def _by_model(self) -> tuple[dict[str, Expected], float]:
         """Returns what the search's trainings let expect of each finalist, and the noise between seeds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainables.knobs import KnobTable, Scalar
+from trainables.knobs import Scalar
 from tuning.config.choices import BEFORE
 from tuning.config.lenient import finite, mapping
 from tuning.config.space import Space
@@ -15,7 +15,7 @@ from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.rule import Rule, absolute, best_baseline
-from tuning.search.throughput import Speeds, fastest, group_of, inside, probed
+from tuning.search.throughput import Speeds, fastest, group_of, inside, learned, probed
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def fastest_probe(run: History) -> ProbeRecord | None:
     If `before` was probed, it is that with the fastest system knobs of its speed group.
     """
     own, table = [p for p in run.probes if not p.name and p.outcome == Outcome.OK], run.table
-    alike = [p for p in own if _learned(p.config, table) == _learned(own[0].config, table)]
+    alike = [p for p in own if learned(p.config, table) == learned(own[0].config, table)]
     before = next((p for p in reversed(run.probes) if p.name == BEFORE and probed([p], table)), None)
     if not own or before is None:
         return max(alike, key=lambda p: p.samples_per_s or 0.0, default=None)
@@ -105,10 +105,6 @@ def fastest_probe(run: History) -> ProbeRecord | None:
     if choice.system != first.system(table):  # what was seen of `before` does not hold for it
         before = replace(before, message="", peak_allocated_bytes=None, spans={}, telemetry={}, active={})
     return replace(before, name="", config={**today, **choice.system}, samples_per_s=choice.samples_per_s)
-
-
-def _learned(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
-    return {name: value for name, value in knobs.items() if name not in table.system}
 
 
 def sets_its_seed(run: History) -> bool:

@@ -285,6 +285,11 @@ def place_of(knobs: Mapping[str, Scalar], table: KnobTable) -> tuple[Scalar, ...
     return (*system, *group_of(full, table))
 
 
+def learned(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
+    """Returns the knobs without system knobs, those that are not named at their defaults."""
+    return {n: v for n, v in table.whole(knobs).items() if n not in table.system}
+
+
 def _whole(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
     return {**table.defaults, **knobs, "micro_batch_size": micro_batch_of(knobs)}
 

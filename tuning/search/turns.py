@@ -11,12 +11,12 @@ import math
 import statistics
 from collections.abc import Collection, Mapping
 
-from trainables.knobs import KnobTable, Scalar
+from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.run import History
 from tuning.memory.groups import fits
 from tuning.memory.guard import MemoryGuard
-from tuning.search.throughput import PROBES_DIFFER, Probed, Speeds, inside, place_of, probed
+from tuning.search.throughput import PROBES_DIFFER, Probed, Speeds, inside, learned, place_of, probed
 
 CANDIDATE = "best "
 """What the names of the other candidates begin with."""
@@ -40,7 +40,7 @@ def last_candidates(
     for choice in ranked:
         own, number = space.complete({**config, **choice.system}), 1 + len(found) - len(named)
         is_near = choice.samples_per_s * PROBES_DIFFER >= ranked[0].samples_per_s
-        places = [(place_of(one, table), _learned(one, table)) for one in (own, *found.values())]
+        places = [(place_of(one, table), learned(one, table)) for one in (own, *found.values())]
         if most > 0 and is_near and places[0] not in places[1:] and fits(guard, own):
             found[f"{CANDIDATE}{number}"], most = own, most - 1
     return found
@@ -48,12 +48,8 @@ def last_candidates(
 
 def alike(space: Space, config: Mapping[str, Scalar], others: Configs) -> list[str]:
     """Returns the names of those that differ from the configuration in system knobs alone, which the space has."""
-    table, learned = space.table, _learned(config, space.table)
-    return [n for n, own in others.items() if _learned(own, table) == learned and inside(space, Probed(own, 0, 0, 0))]
-
-
-def _learned(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
-    return {n: v for n, v in table.whole(knobs).items() if n not in table.system}
+    table, ours = space.table, learned(config, space.table)
+    return [n for n, own in others.items() if learned(own, table) == ours and inside(space, Probed(own, 0, 0, 0))]
 
 
 def least_changed(

@@ -245,7 +245,9 @@ class Limits:
         planned = min(PLANNED_TRIALS, search.most_trials)
         if search.max_time_s is None or begun >= planned:
             return ""
-        enough = math.ceil(search.max_time_s * planned / max(1, begun) / 60)
+        took = [end.setup_s + end.train_s + end.evaluate_s for end in self._journal.run.ended]
+        each_s = statistics.fmean(took) if took else (1 - confirm.SHARE) * search.max_time_s / max(1, begun)
+        enough = math.ceil((search.max_time_s + each_s * (planned - begun) / (1 - confirm.SHARE)) / 60)
         only = f"the time was enough for {plural(begun, 'trial')} beside the reference only"
         return f"{only}; with search.max_time={enough}m there would be about {planned}, which find more"
 

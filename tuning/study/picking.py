@@ -22,7 +22,7 @@ from tuning.journal.run import History
 from tuning.memory import groups
 from tuning.memory.oom import DEPENDENT, Outcome
 from tuning.report import sentences
-from tuning.report.format import difference, duration, plural, unlike
+from tuning.report.format import difference, duration, plural, spoken, unlike
 from tuning.search.confirm import (
     LEAST_ROUNDS,
     Confirmed,
@@ -139,13 +139,13 @@ class PickStage:
             self._note(f"with {other} it was {faster}, so the pick has them", "")
             own = {n: theirs.get(n, table.defaults[n]) for n in table.system if n in config or n in theirs}
             config = space.complete({**config, **own})
-        others = "as in before" if before else "at its default"
+        others = "as in your settings" if before else "at its default"
         others += "".join(f", {name}={value} as typed" for name, value in self._typed().items())
         rule = f"the fastest system knobs that were probed, every other knob {others}"
         if "micro_batch_size" not in table.system and not before:
             rule += f" (micro_batch_size={config.get('micro_batch_size', 'the batch')})"
         if before and config == self._space.complete({**groups.defaults(self._space), **before}):
-            rule = "before as it is, as no probe was measured to be faster"
+            rule = "your settings as they are, as no probe was measured to be faster"
         rule += ": no trial of the search came to its end" if run.ended else ": nothing was trained"
         name, _ = self._limits.reference()
         reference = name if name in turns else ""
@@ -210,6 +210,7 @@ class PickStage:
     def _sentence(self, found: Confirmed, terms: ConfirmTerms) -> str:
         """Returns in words why this configuration is the answer."""
         rule, race, reference = terms.rule, found.race, terms.reference_name
+        shown = spoken(reference)
         tried = [name for name, one in race.trained.items() if name != SYSTEM and one.gains]
         again = f"{len(tried)} trained again" if tried else "the search"
         if found.name in (reference, SYSTEM):
@@ -217,14 +218,14 @@ class PickStage:
             who = f"none of {again}" if tried else "no trial of the search"
             why = f"{who} was both faster and as good" if self._journal.run.searched else "nothing else was trained"
             if not tried and set(race.trained) - {SYSTEM}:
-                why = f"no time was left to train a trial and {reference} on the same fresh seed"
-            return f"{reference}, {knobs}: {why}"
+                why = f"no time was left to train a trial and {shown} on the same fresh seed"
+            return f"{shown}, {knobs}: {why}"
         own = race.trained.get(found.name)
-        what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {reference}"
+        what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {shown}"
         said = f"{what} of {again} with {rule.words}"
         if own is None or not own.gains:
             return f"{said}, by the search's seed alone"
-        gains, floor = list(own.gains.values()), reference if rule.at_least is None else f"{rule.at_least:g}"
+        gains, floor = list(own.gains.values()), shown if rule.at_least is None else f"{rule.at_least:g}"
         reach = Spread(race.spread, race.degrees).half_width(len(gains))
         fresh = "" if not sets_its_seed(self._journal.run) else ", though train(run) sets its seed itself"
         better = difference(statistics.fmean(gains), reach if race.degrees > 1 else None)

@@ -65,16 +65,16 @@ def test_stages_and_counts_never_go_back(records, study, moments):
 def test_the_pick_that_is_no_trial_is_the_best_too(records, study, kind, name):
     found = progress(History(answered.run(records, kind=kind, best="t007" if kind == "faster" else "")), study, 99.0)
     assert (found.best.name, kind == "reference") == (name, found.faster is None)
-    assert ("x before" in live.header(found)) == (kind != "reference")
+    assert ("x your settings" in live.header(found)) == (kind != "reference")
 
 
 def test_a_best_that_is_before_itself_is_not_compared_with_it(records, study):
     own = until(records, "search")
     found = progress(History(own), study, 80.0)
-    assert "x before" in live.header(found)
+    assert "x your settings" in live.header(found)
     named = next(r for r in own if r.event == "probe" and r["name"] == "before")
     same = Record(len(own), named.t, "probe", {**named.fields, "config": found.best.config})
-    assert "x before" not in live.header(progress(History([*own, same]), study, 80.0))
+    assert "x your settings" not in live.header(progress(History([*own, same]), study, 80.0))
 
 
 def test_in_the_end_the_best_is_as_fast_as_the_summary_says(records, study):
@@ -82,7 +82,7 @@ def test_in_the_end_the_best_is_as_fast_as_the_summary_says(records, study):
     told = [changed(r, samples_per_s=20 * r["samples_per_s"]) if r is first else r for r in records]
     gain = summary.of_run(History(told)).gain("best", "before")
     assert gain.ratio > 2, "of medians it would be 1.85"
-    assert f"best {gain.ratio:.2f}x before" in live.header(progress(History(told), study, 99.0))
+    assert f"best {gain.ratio:.2f}x your settings" in live.header(progress(History(told), study, 99.0))
 
 
 def test_it_says_why_nothing_runs(records, study):

@@ -121,5 +121,5 @@ def test_a_figure_has_a_faint_line_for_each_seed(found, answers):
     figure = plots.to_quality(answers)
     faint = re.findall(r'<path d="[^"]*"[^>]*opacity: 0\.3', figure.svg)
     assert len(faint) == 3 * (1 + len(answers.answers))
-    assert {"before", "best", "as fast, better"} <= set(re.findall(r">([^<>]+)</text>", figure.svg))
+    assert {"your settings", "best", "as fast, better"} <= set(re.findall(r">([^<>]+)</text>", figure.svg))
     assert plots.to_quality(found) is None, "earlier versions recorded no curves"

@@ -211,7 +211,7 @@ def test_an_interval_of_a_share_ends_at_its_bound(records, name, ends):
 
 def test_before_confirming_a_speed_says_what_it_is_of(records, tmp_path):
     cut = [changed(r, named="before") if is_begin(r, "t000") else r for r in until(records, "confirm")]
-    assert "as fast as before (by short timings)" in sentences.answer(of(cut))
+    assert "as fast as your settings (by short timings)" in sentences.answer(of(cut))
     elsewhere = [
         changed(r, config={**r["config"], "micro_batch_size": 1}) if r.event == "probe" and not r["name"] else r
         for r in cut

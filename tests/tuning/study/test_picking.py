@@ -95,8 +95,8 @@ TODAY = ("named.before.learning_rate=0.00123", "named.before.num_workers=0", "na
 @pytest.mark.parametrize(
     ("typed", "own", "rule"),
     [
-        (["search.trials=0", *TODAY], {}, "as in before"),
-        (["search.trials=4", *TODAY], {}, "as in before"),  # time left none of the four
+        (["search.trials=0", *TODAY], {}, "as in your settings"),
+        (["search.trials=4", *TODAY], {}, "as in your settings"),  # time left none of the four
         (
             ["search.trials=0", "knobs.learning_rate=0.01", *TODAY],
             {"learning_rate": 0.01},
