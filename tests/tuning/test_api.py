@@ -184,7 +184,7 @@ def test_the_page_of_the_api_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {"SHORT": {n: v for n, v in FAST.items() if n.startswith("budget")}}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.DOTALL):
         exec(block.replace('"budget.train_epochs": 2,', "**SHORT,"), names)  # noqa: S102  (our own page)
-    assert "times as fast as your settings" in capsys.readouterr().out
+    assert "times as fast as before" in capsys.readouterr().out
     assert names["rate"] == names["result"].best.knobs["learning_rate"]  # type: ignore[attr-defined]
 
 

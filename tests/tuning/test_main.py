@@ -80,7 +80,7 @@ def test_list_of_nothing_says_so(tmp_path, capsys):
 def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir, capsys):
     _, out, err = answered(capsys, "show", OLDEST, "--runs-dir", runs_dir)
     assert out.startswith("Set ")
-    assert "every other knob at its default; trial t007" in " ".join(out.split())
+    assert "every other knob as in your settings; trial t007" in " ".join(out.split())
     assert err == f"resume with: python -m tuning.run resume={OLDEST} {shlex.quote(f'runs_dir={runs_dir}')}\n"
     assert answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[2] == ""
 

@@ -52,7 +52,7 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     rows_of = [found.named[name] for name in shown] + ([] if brief else list(found.others_trained_again()))
     objectives = [found.objective] if brief else [*found.objectives]
     today = f" vs {spoken(reference.name)}" if reference else ""
-    until = f"time to that {found.objective}" if reference else ""
+    until = "time until as good" if reference else ""
     head = ["", "samples/s", f"speed{today}", *objectives, f"{found.objective}{today}", until]
     head += [] if brief else ["peak", "bound by", "card"]
     rows = [_answer(found, one, objectives, brief=brief) for one in rows_of]
