@@ -59,8 +59,8 @@ Where a rectifier or a largest value is decided by rounding, one of 8 U-Net samp
 """
 OTHERWISE = "gives a sample other values in a batch with other samples"
 NOT_A_MEAN = (
-    "a batch cut in two has another gradient. Possible causes: the loss is a sum; it averages over tokens or by class; "
-    "it compares samples; the model reads padding; the loop calls backward() itself"
+    "a batch cut in two has another gradient than in one piece. Possible causes: the loss is a sum; it averages over "
+    "tokens or by class; it compares samples; the model reads padding; the loop calls backward() itself"
 )
 TIMES = "cutting a batch in two makes its gradient {:.3g} times as large: {}"
 HALF = "give run.backward a mean loss, not a sum, and do not divide it by run.accumulation"
@@ -344,8 +344,9 @@ def _steps_differ(resident: OwnResident, whole: Config, halves: Config, seconds:
     for name in {*one, *two} - {""}:
         if one[name] != two[name]:
             return (
-                f"in {batches} batches {name} stepped {one[name]} times, and {two[name]} times with each cut in two. "
-                "Does the loop decide by a counter of its own when to step? It counts micro-batches; use run.batch"
+                f"{name} stepped {one[name]} times in {batches} batches, and {two[name]} times with each batch cut in "
+                "two. Does the loop count to decide when to step (i % 4)? Its turns are parts of batches then; "
+                "run.batch is the number of the batch"
             )
     if any(abs(a - b) > RATE_ROUNDING_FRAC * abs(a) for a, b in zip(rates, more_rates, strict=False)):
         return (

@@ -41,7 +41,7 @@ CARDS
                           listed [the card's own memory]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   epochs of a training; auto: as many as the time allows
-                          [ours: their own; yours: auto; 4 with budget=full]
+                          [ours: their own; yours: auto with quick, 4 with full]
   budget.probe.max_time_s=N, .probe_time_s=X, budget.rungs.first_frac=X, .eta=N,
   budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   see docs/settings.md
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,

@@ -53,7 +53,7 @@ def clock(found: progress.Progress) -> str:
     ends = ""
     if found.ends_at_s is not None:
         left_s = found.ends_at_s - found.used_s
-        ends = f", ends in about {_whole_s(_rounded(left_s))}" if left_s >= 1 else ", ends at any moment"
+        ends = f", run ends in about {_whole_s(_rounded(left_s))}" if left_s >= 1 else ", run ends at any moment"
     return f"{_whole_s(found.used_s)}{of}{ends}"
 
 

@@ -29,7 +29,7 @@ STAGES = {
     "estimate": "",
     "probe": "; each line has what differs from the best probe so far",
     "search": "; each line has what differs from the best trial so far, at first the reference",
-    "confirm": "; trainings on fresh seeds, then alternating timings",
+    "confirm": "; what may be the answer, side by side with the reference",
     "export": "",
 }
 """The stages of a run in order, and what is said as each begins."""

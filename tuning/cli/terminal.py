@@ -157,8 +157,8 @@ class Terminal:
         if isinstance(made, events.TrialRecord):
             self._leader = leader(run) if known is None else next_leader(run, known, made)
             leads = self._leader is not None and self._leader.trial == made.trial
-        if run.stage == "search" and known is not None:
-            return known.config, leads
+        if run.stage == "search" and (base := known or run.reference) is not None:
+            return base.config, leads
         with contextlib.suppress(Exception):  # what is shown of a study must never end it
             best = best_of(run.before(made.seq))
             if isinstance(made, events.ProbeRecord) and made.outcome == "ok" and made.samples_per_s:

@@ -202,10 +202,10 @@ def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
     """Returns by how many seeds a quality is known."""
     if own is not None and own.is_fresh:
         both = " that both have" * (own.seeds < len(best.by_seed))
-        return f"on {plural(own.seeds, 'seed')}{both}" if own.seeds else "by other seeds"
+        return f"on {plural(own.seeds, 'seed')}{both}" if own.seeds else "on different seeds"
     if not best.confirmed:
         return "by one seed" + ", unconfirmed" * (not found.provisional)
-    return f"on {plural(len(best.by_seed), 'seed')}" if own is None else "by other seeds"
+    return f"on {plural(len(best.by_seed), 'seed')}" if own is None else "on different seeds"
 
 
 def cautions(found: Summary) -> list[str]:
@@ -387,7 +387,7 @@ def verdict_sentence(found: Verdict) -> str:
     """Returns what holds a configuration back, and what may help that was not tried, if it holds back much."""
     if not (found.held and found.remedies):
         return found.sentence
-    return f"{found.sentence}; outside this search, might help: {', '.join(found.remedies[:3])}"
+    return f"{found.sentence}; not searched, might help: {', '.join(found.remedies[:3])}"
 
 
 def place_sentence(place: Place) -> str:

@@ -11,9 +11,10 @@ from tuning.report.trial_views import TrialView, view
 
 MESSAGE_COLUMNS = 160
 """The columns of an error's message in the line of a trial."""
-_ALIKE = {True: "settings as of the best so far", False: "every knob at its default"}
+_ALIKE = {True: "the same settings as the best so far", False: "every knob at its default"}
 _OUTCOMES = {
     "host_oom": "host oom",
+    "cut": "out of time",
     "shm": "out of shared memory",
     "fd": "out of file descriptors",
     "no_result": "without a result",
@@ -87,9 +88,8 @@ def event(
 def _measured(one: TrialView, objective: str) -> list[str]:
     """Returns how a training or probe ended, unless well, and what was measured."""
     is_of_probe = one.measured_samples_per_s not in (None, one.samples_per_s)  # else its own training's
-    fast = f"{rate(one.known_per_s)} samples/s{' (probe)' * is_of_probe}" if one.known_per_s else ""
-    ended = state(one)
-    ended = "" if ended == "ok" else ended
+    fast = f"{rate(one.known_per_s)} samples/s{' (by probes)' * is_of_probe}" if one.known_per_s else ""
+    ended = "" if state(one) == "ok" else state(one)
     return [ended, _values(one.values, objective), fast, size(one.peak_allocated_bytes, "")]
 
 

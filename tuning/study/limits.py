@@ -248,8 +248,8 @@ class Limits:
         took = [end.setup_s + end.train_s + end.evaluate_s for end in self._journal.run.ended]
         each_s = statistics.fmean(took) if took else (1 - confirm.SHARE) * search.max_time_s / max(1, begun)
         enough = math.ceil((search.max_time_s + each_s * (planned - begun) / (1 - confirm.SHARE)) / 60)
-        only = f"the time was enough for {plural(begun, 'trial')} beside the reference only"
-        return f"{only}; with search.max_time={enough}m there would be about {planned}, which find more"
+        had = f"there was time for {plural(begun, 'trial')} beside the reference"
+        return f"{had}; with search.max_time={enough}m there is for about {planned}, which finds more"
 
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""

@@ -221,10 +221,14 @@ class PickStage:
                 why = f"no time was left to train a trial and {shown} on the same fresh seed"
             return f"{shown}, {knobs}: {why}"
         own = race.trained.get(found.name)
-        what = "the fastest" if rule.goal == "speed" else f"the best that is no slower than {shown}"
+        what = (
+            "the fastest, and the best of those as fast,"
+            if rule.goal == "speed"
+            else f"the best that is no slower than {shown}"
+        )
         said = f"{what} of {again} with {rule.words}"
         if own is None or not own.gains:
-            return f"{said}, by the search's seed alone"
+            return f"{said}, by one seed, that of the search"
         gains, floor = list(own.gains.values()), shown if rule.at_least is None else f"{rule.at_least:g}"
         reach = Spread(race.spread, race.degrees).half_width(len(gains))
         fresh = "" if not sets_its_seed(self._journal.run) else ", though train(run) sets its seed itself"

@@ -263,7 +263,7 @@ class _Study:
         cap_bytes, profiler.deadline = self._limits.cap_bytes(), self._limits.ends_at
         with self._stage("estimate") as needed:
             if needed and self._facts.asked is not None:
-                self._note("memory of a loop of its own is not predicted: probes and trials measure it as they go")
+                self._note("the memory of a custom loop is not predicted: probes and trials measure it as they go")
             elif needed:
                 cuda = self._config.card.device == "cuda"
                 first = estimate.MemoryStage(profiler, self._space, self._journal, cap_bytes, cuda=cuda)

@@ -125,7 +125,7 @@ def test_the_end_is_never_after_the_time_allowed(records, study):
     assert (many.done, many.planned, many.ends_at_s) == (1, 50, 240.0)
     short = progress(History(even(records)[:8]), limited(study, max_time_s=60.0), 30.0)
     assert (short.allowed_s, short.ends_at_s) == (60.0, 60.0)
-    assert live.clock(short) == "30s of 1m, ends in about 30s"
+    assert live.clock(short) == "30s of 1m, run ends in about 30s"
 
 
 def test_what_is_trained_beside_the_search_is_none_of_its_trials(records, study):

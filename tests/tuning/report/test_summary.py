@@ -189,7 +189,7 @@ def test_a_before_that_the_search_trained_has_its_quality(records, found):
     quality, trial = own.named["before"].quality["accuracy"], next(t for t in own.trials if t.trial == "t000")
     assert (quality.mean, quality.confirmed) == (trial.values["accuracy"], False)
     assert own.named["before"].samples_per_s == found.named["before"].samples_per_s
-    assert "by other seeds" in sentences.answer(own)
+    assert "on different seeds" in sentences.answer(own)
 
 
 def test_a_training_that_was_cut_has_no_speed_of_the_pick(records, found):
