@@ -213,7 +213,7 @@ MOST_LINES = {
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 720,
     "tests/trainables/*.py": 8_150,
-    "tests/tuning/*.py": 15_750,
+    "tests/tuning/*.py": 15_770,
 }
 
 

@@ -253,6 +253,26 @@ def test_those_nearly_as_fast_take_turns(tmp_path: Path) -> None:
     assert found.name == "t64"
 
 
+class Lucky(Bench):
+    """A bench at which the smaller learning rate trains faster by chance alone, and learns less."""
+
+    def train(self, knobs: Mapping[str, Scalar], *more: Any, **named: Any) -> TrialState:
+        """Returns the result with that speed and error."""
+        found, is_small = super().train(knobs, *more, **named), knobs.get("learning_rate") == 0.1
+        rate, error = found.measured_samples_per_s or 0.0, found.values["error"] or 0.0
+        values = {"error": error + 0.04 * is_small}
+        return replace(found, measured_samples_per_s=rate * (1.3 if is_small else 1.0), values=values)
+
+
+def test_of_those_that_differ_in_the_learning_rate_the_best_is_picked(tmp_path: Path) -> None:
+    journal = searched(tmp_path, {16: 0.2})
+    for trial, rate, error in (("small", 0.1, 0.14), ("large", 0.2, 0.1)):
+        config = {"batch_size": 64, "num_workers": 2, "learning_rate": rate}
+        rest = {"outcome": "ok", "values": {"error": error}, "samples_per_s": per_s(config)}
+        journal.append(TrialRecord, trial=trial, config=config, **rest)
+    assert settled(journal, Lucky({16: 0.2, 64: 0.1})).name == "large"
+
+
 def test_reference_with_other_system_knobs_is_trained_however_few_the_seeds(tmp_path: Path) -> None:
     bench = Bench({16: 0.2, 32: 0.5, 64: 0.5, 128: 0.5})
     found = settled(searched(tmp_path, bench.errors), bench, seeds=(1,))
