@@ -198,22 +198,22 @@ def test_network_guard_stops_other_machines_only() -> None:
 # Lines of Python that each part of the house may have, rounded up to 10. They only go down: the next aim is 28,500 of
 # source and 20,500 of tests. A change that needs more takes them from somewhere else.
 MOST_LINES = {
-    "tuning/cli/*.py": 2_590,
+    "tuning/cli/*.py": 2_580,
     "tuning/config/*.py": 2_410,
     "tuning/journal/*.py": 1_320,
     "tuning/memory/*.py": 3_370,
     "tuning/outside/*.py": 910,
     "tuning/ray/*.py": 870,
     "tuning/report/*.py": 3_160,
-    "tuning/search/*.py": 3_830,
+    "tuning/search/*.py": 3_820,
     "tuning/stats/*.py": 180,
-    "tuning/study/*.py": 1_490,
+    "tuning/study/*.py": 1_480,
     "tuning/workers/*.py": 5_170,
     "trainables/*.py": 12_400,
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 720,
     "tests/trainables/*.py": 8_150,
-    "tests/tuning/*.py": 15_770,
+    "tests/tuning/*.py": 15_760,
 }
 
 

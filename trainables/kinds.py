@@ -60,7 +60,8 @@ Where a rectifier or a largest value is decided by rounding, one of 8 U-Net samp
 OTHERWISE = "gives a sample other values in a batch with other samples"
 NOT_A_MEAN = (
     "a batch cut in two has another gradient than in one piece. Possible causes: the loss is a sum; it averages over "
-    "tokens or by class; it compares samples; the model reads padding; the loop calls backward() itself"
+    "tokens or by class; it compares samples; the model reads padding; the loop calls backward() itself; a "
+    "sampler makes other batches by micro_batch_size"
 )
 TIMES = "cutting a batch in two makes its gradient {:.3g} times as large: {}"
 HALF = "give run.backward a mean loss, not a sum, and do not divide it by run.accumulation"

@@ -147,7 +147,8 @@ class Terminal:
                 trial = self._run.trials[made.trial]
                 made, named = replace(made, values=trial.values), trial.named
             is_again = isinstance(made, events.ConfirmedRecord)
-            count = "" if is_again or self._config is None else _count(*counted(self._run, self._config))
+            done, planned = (0, None) if is_again or self._config is None else counted(self._run, self._config)
+            count = f"{done}/{planned}" if done and planned is not None else str(done or "")
             told = words.event(made, best, self._run.table, objective_of(self._run), count, named, is_best=is_best)
             self._say(labelled([told])) if told else None
 
@@ -294,13 +295,6 @@ def console(stream: TextIO, env: Mapping[str, str]) -> Console:
     if made.width < MIN_WIDTH:  # else a terminal may become wider or narrower while a study runs
         made.width = MIN_WIDTH
     return made
-
-
-def _count(done: int, planned: int | None) -> str:
-    """Returns "3/12", "3" if nobody knows of how many, "" if nothing is counted."""
-    if not done:
-        return ""
-    return f"{done}/{planned}" if planned is not None else str(done)
 
 
 def line(on: Console, said: str, style: str = "") -> None:

@@ -7,10 +7,9 @@ from importlib import resources
 from typing import Literal
 
 BEFORE, PLAIN = "before", "plain defaults"
-"""Names of configurations: what the user trains today; what was tuned by hand for a card; PyTorch's defaults.
+"""Names of configurations: the user's current settings; PyTorch's defaults.
 
-Gains are over `before`, or over the plain defaults if it is not given. A device without CUDA leaves out `after` of a
-packaged workload, unless it was typed: there half of its knobs do nothing, and its sizes are outside of the space.
+Gains are over `before`, or over the plain defaults if it is not given.
 """
 SamplerName = Literal["known", "tpe", "random"]
 Goal = Literal["speed", "quality"]

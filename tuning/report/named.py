@@ -15,7 +15,7 @@ from tuning.report.time_to_quality import Curve, curves
 from tuning.report.trial_views import TrialView, view
 from tuning.search import bottleneck, selection, side_by_side
 from tuning.search.bottleneck import Verdict
-from tuning.search.confirm import WITH_TODAY
+from tuning.search.confirm import EARLIER_SYSTEM, OLD_SYSTEM
 from tuning.search.race import SYSTEM
 from tuning.search.side_by_side import is_as_fast, is_same
 from tuning.search.slowing import slowing
@@ -198,7 +198,7 @@ def named_of(
         sources["best"] = view(probe)
     windowed = {window.name: window.config for window in confirming.run.all_windows}
     left = [] if pick.kind == "reference" else [SYSTEM]
-    left += [n for n in windowed if n.endswith(WITH_TODAY) or n.startswith(CANDIDATE)]
+    left += [n for n in windowed if n.endswith((OLD_SYSTEM, EARLIER_SYSTEM)) or n.startswith(CANDIDATE)]
     theirs = [n for n in windowed if n not in (*PICKS, *by_id, *left)]
     sources |= {name: TrialView(name, "ok", windowed[name]) for name in theirs}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}

@@ -269,8 +269,8 @@ def unfinished_sentence(found: Summary) -> str:
 
 def kinds(found: Mapping[str, str]) -> list[str]:
     """Returns a sentence for each system knob that changes what is learned, by the reason that was found."""
-    searched = "it is searched as the learning rate is"
-    return [f"{plain(knob)} changes what is learned here, so {searched}: {plain(why)}" for knob, why in found.items()]
+    so = "so that speed alone does not choose it"
+    return [f"{plain(knob)} changes what is learned here, {so}: {plain(why)}" for knob, why in found.items()]
 
 
 def train_command(found: Summary, name: str) -> str:

@@ -48,8 +48,10 @@ NEARLY = 0.9
 """A configuration of this share of the pick's speed may be the faster one in turns."""
 AS_FAST = 0.97
 """Two speeds in turns that are closer are equal: the better of the two is taken."""
-WITH_TODAY = " with the reference's system knobs"
+OLD_SYSTEM = " with the reference's system knobs"
 """Added to the name of a trial that is measured with the system knobs of the reference."""
+EARLIER_SYSTEM = " with today's system knobs"
+"""The same in runs of before 30 November 2026."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def confirm(
     turns = dict(list(turns.items())[:count])
     measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
     best = _fastest(journal.run, entrants, terms.reference, race) if is_speed else next(iter(entrants), "")
-    name = best.removesuffix(WITH_TODAY) or terms.reference_name
+    name = best.removesuffix(OLD_SYSTEM) or terms.reference_name
     config = entrants.get(best, configs[terms.reference_name])
     at_speed, accurate = (None if other == name else other for other in (at_speed, accurate))
     return Confirmed(name, config, at_speed, accurate, race)
@@ -147,7 +149,7 @@ def _entrants(
     of_today = {**configs[admitted[0]], **system}
     of_today = {n: v for n, v in of_today.items() if table.is_active(n, of_today)}
     if all(table.whole(own) != table.whole(of_today) for own in found.values()):
-        found[admitted[0] + WITH_TODAY] = of_today
+        found[admitted[0] + OLD_SYSTEM] = of_today
     return found
 
 
@@ -161,15 +163,11 @@ def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], referen
     times = {name: own.ratio for name, own in gains.items() if own is not None}
     if not times:
         return "" if SYSTEM in entrants and slowing(run) else next(iter(entrants), "")
-    times = {
-        name: statistics.geometric_mean(
-            own for other, own in times.items() if is_as_fast(entrants[name], entrants[other], run.table)
-        )
-        for name in times
-    }
+    equals = {n: [t for o, t in times.items() if is_as_fast(entrants[n], entrants[o], run.table)] for n in times}
+    times = {name: statistics.geometric_mean(own) for name, own in equals.items()}
     fastest = max(times.values())
     alike = [name for name in times if times[name] >= AS_FAST * fastest]
-    best = max(alike, key=lambda name: (race.expected(name.removesuffix(WITH_TODAY)).gain, times[name]))
+    best = max(alike, key=lambda name: (race.expected(name.removesuffix(OLD_SYSTEM)).gain, times[name]))
     return best if times[best] >= 1.0 else ""
 
 
@@ -185,9 +183,8 @@ class _Trainings:
             self._configs[SYSTEM] = terms.system
         self._expected, self._noise = self._by_model()
         self._reserve_s = reserve_s
-        self._reference_per_s = terms.per_s(terms.reference)
-        if not self._reference_per_s and journal.run.reference is not None:
-            self._reference_per_s = journal.run.reference.samples_per_s or 0.0
+        trained = journal.run.reference
+        self._reference_per_s = terms.per_s(terms.reference) or (trained and trained.samples_per_s) or 0.0
 
     def _by_model(self) -> tuple[dict[str, Expected], float]:
         """Returns what the search's trainings let expect of each finalist, and the noise between seeds.
@@ -263,21 +260,17 @@ class _Trainings:
                 quality.setdefault(record.name, {})[record.seed] = value
                 speed.setdefault(record.name, {})[record.seed] = record.samples_per_s or 0.0
         today, today_per_s = quality.get(reference, {}), speed.get(reference, {})
-        ratios_of = {
-            name: [speed[name][n] / today_per_s[n] for n in own if speed[name][n] and today_per_s.get(n)]
-            for name, own in quality.items()
-        }
-        finalists = []
+        searched, finalists = {t.trial: t.samples_per_s or 0.0 for t in self._search}, []
         for name, config in self._configs.items():
             own = quality.get(name, {})
-            # Those that differ in learning rates alone are equally fast: else the luckiest would be the fastest.
-            table = self._journal.run.table
-            alike = [n for n, other in self._configs.items() if n in ratios_of and is_as_fast(config, other, table)]
-            ratios = [ratio for other in alike for ratio in ratios_of[other]]
-            per_s = self._terms.per_s(config) or next(
-                (t.samples_per_s or 0.0 for t in self._search if t.trial == name), 0.0
-            )
-            ratios = ratios or self._whole_ratios(name)
+            ratios = [
+                rate / today_per_s[seed]
+                for other, knobs in self._configs.items()
+                if is_as_fast(config, knobs, self._journal.run.table)  # else the luckiest of equals is the fastest
+                for seed, rate in speed.get(other, {}).items()
+                if rate and today_per_s.get(seed)
+            ] or self._whole_ratios(name)
+            per_s = self._terms.per_s(config) or searched.get(name, 0.0)
             per_s = self._reference_per_s * statistics.geometric_mean(ratios) if ratios else per_s
             fresh = own if rule.at_least is not None else own.keys() & today.keys()
             gains = {n: rule.gain(own[n], today.get(n, 0.0)) for n in sorted(fresh)}

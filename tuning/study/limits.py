@@ -239,17 +239,18 @@ class Limits:
         )
 
     def few(self) -> str:
-        """Returns that the search has begun few trials, and about how long one of `PLANNED_TRIALS` takes; else ""."""
-        search = self.config.search
-        begun = sum(not trial.is_beside for trial in self._journal.run.begun)
-        planned = min(PLANNED_TRIALS, search.most_trials)
+        """Returns that fewer trials have begun than were asked for, else `PLANNED_TRIALS`, and what time is enough."""
+        search, run = self.config.search, self._journal.run
+        begun = sum(not trial.is_beside for trial in run.begun)
+        planned = PLANNED_TRIALS if search.trials == "auto" else search.trials
         if search.max_time_s is None or begun >= planned:
             return ""
-        took = [end.setup_s + end.train_s + end.evaluate_s for end in self._journal.run.ended]
-        each_s = statistics.fmean(took) if took else (1 - confirm.SHARE) * search.max_time_s / max(1, begun)
+        took = [end.setup_s + end.train_s + end.evaluate_s for end in run.ended]
+        share_s = (1 - confirm.SHARE) * search.max_time_s / max(1, begun)
+        each_s = statistics.fmean(took) / self.time_plan().slots if took else share_s
         enough = math.ceil((search.max_time_s + each_s * (planned - begun) / (1 - confirm.SHARE)) / 60)
         had = f"there was time for {plural(begun, 'trial')} beside the reference"
-        return f"{had}; with search.max_time={enough}m there is for about {planned}, which finds more"
+        return f"{had}; search.max_time={enough}m is enough for about {planned}"
 
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""
@@ -293,10 +294,9 @@ class Limits:
     def reference(self) -> tuple[str, Mapping[str, Scalar]]:
         """Returns the reference's name and knobs: `before`, else the plain defaults as they fit."""
         config, run = self.config, self._journal.run
-        if BEFORE in config.named:
-            return BEFORE, config.space.whole(config.named[BEFORE])
-        if PLAIN in config.named:  # of a file that does not say what is trained today
-            return PLAIN, config.space.whole(config.named[PLAIN])
+        for name in (BEFORE, PLAIN):  # a user's file that has no `before` names the plain defaults
+            if name in config.named:
+                return name, config.space.whole(config.named[name])
         return PLAIN, groups.uncut(config.space, run, groups.guard(run, self.cap_bytes()))
 
     def before(self) -> Mapping[str, Scalar] | None:

@@ -134,9 +134,8 @@ class PickStage:
         table = space.table
         if place_of(turns[picked], table) != place_of(config, table):
             theirs = turns[picked]
-            other = " ".join(unlike(theirs, config, table)) or "its system knobs"
-            faster = f"{times:.2f} times as fast as the fastest probe in alternating timings"
-            self._note(f"with {other} it was {faster}, so the pick has them", "")
+            faster = f"{times:.2f} times as fast as the fastest probe in alternating timings, so the pick has them"
+            self._note(f"with {' '.join(unlike(theirs, config, table))} it was {faster}", "")
             own = {n: theirs.get(n, table.defaults[n]) for n in table.system if n in config or n in theirs}
             config = space.complete({**config, **own})
         others = "as in your settings" if before else "at its default"
@@ -209,8 +208,7 @@ class PickStage:
 
     def _sentence(self, found: Confirmed, terms: ConfirmTerms) -> str:
         """Returns in words why this configuration is the answer."""
-        rule, race, reference = terms.rule, found.race, terms.reference_name
-        shown = spoken(reference)
+        rule, race, reference, shown = terms.rule, found.race, terms.reference_name, spoken(terms.reference_name)
         tried = [name for name, one in race.trained.items() if name != SYSTEM and one.gains]
         again = f"{len(tried)} trained again" if tried else "the search"
         if found.name in (reference, SYSTEM):
@@ -221,11 +219,7 @@ class PickStage:
                 why = f"no time was left to train a trial and {shown} on the same fresh seed"
             return f"{shown}, {knobs}: {why}"
         own = race.trained.get(found.name)
-        what = (
-            "the fastest, and the best of those as fast,"
-            if rule.goal == "speed"
-            else f"the best that is no slower than {shown}"
-        )
+        what = "the fastest, and best of those as fast," if rule.goal == "speed" else f"the best no slower than {shown}"
         said = f"{what} of {again} with {rule.words}"
         if own is None or not own.gains:
             return f"{said}, by one seed, that of the search"

@@ -8,7 +8,7 @@ from tests.tuning import answered
 from tuning.journal.run import History
 from tuning.report import sentences, summary
 from tuning.report.answers import beside
-from tuning.search.confirm import WITH_TODAY
+from tuning.search.confirm import OLD_SYSTEM
 from tuning.search.race import SYSTEM
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Spread
@@ -76,7 +76,7 @@ def test_a_pick_with_todays_system_knobs_has_its_own_speed(records):
     own = answered.run(records)
     config = {**next(r["config"] for r in own if r.event == "confirmed" and r["name"] == "t007"), "num_workers": 3}
     like = next(r for r in own if r.event == "window" and r["name"] == "t007")
-    faster = answered.changed(like, name="t007" + WITH_TODAY, config=config, samples_per_s=99.0)
+    faster = answered.changed(like, name="t007" + OLD_SYSTEM, config=config, samples_per_s=99.0)
     pick = next(n for n, r in enumerate(own) if r.event == "pick")
     own[pick] = answered.changed(own[pick], config=config)
     found = summary.of_run(History([*own[:pick], faster, *own[pick:]]))

@@ -157,10 +157,11 @@ LONG = replace(FACTS, train_samples=100_000)
 @pytest.mark.parametrize(
     ("asks", "typed", "more", "says"),
     [
-        ("few", [], {}, "3 trials beside the reference; with search.max_time=16m there is for about 12"),
-        ("few", ["search.max_time=30s"], {}, "with search.max_time=2m there is for about 12"),
-        ("few", ["search.trials=4"], {}, "with search.max_time=6m there is for about 4"),
+        ("few", [], {}, "3 trials beside the reference; search.max_time=16m is enough for about 12"),
+        ("few", ["search.max_time=30s"], {}, "search.max_time=2m is enough for about 12"),
+        ("few", ["search.trials=4"], {}, "search.max_time=6m is enough for about 4"),
         ("few", ["search.trials=3"], {}, ""),
+        ("few", ["search.trials=30"], {}, "is enough for about 30"),
         ("few", ["search.max_time=null"], {}, ""),
         ("long", ["budget=full"], {"facts": LONG, "records": [probe(10.0)]}, "search.max_time=8h"),
         ("long", ["budget=full"], {"facts": LONG, "records": [probe(1e6)]}, ""),

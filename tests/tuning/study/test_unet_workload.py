@@ -39,7 +39,7 @@ def test_unet_is_tuned_with_its_own_knobs(
     assert {"channels", "smoothing", "momentum"} <= best["knobs"].keys()
     assert not {"hidden_size", "architecture", "adapter", "dropout", "augmentation"} & best["knobs"].keys()
     assert (
-        "micro_batch_size changes what is learned here, so it is searched as the learning rate is: BatchNorm2d"
+        "micro_batch_size changes what is learned here, so that speed alone does not choose it: BatchNorm2d"
         in best["measured"]["says"]
     )
     mine.unlink()
