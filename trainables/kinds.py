@@ -141,6 +141,8 @@ def differing(
     `num_workers` need.
     """
     if isinstance(resident, OwnResident):
+        if resident.workload.is_outside:
+            raise WorkloadError("a command shows no gradients")
         changes = {name: value for name, value in changes.items() if name in resident.asked}
         if not changes:
             return {}

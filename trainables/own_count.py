@@ -139,6 +139,13 @@ class OwnState(RunState):
     """For each window that closed: the samples so far, and the bytes of live tensors."""
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
     """All known optimisers; `optimizer` is the first of them."""
+    outside_bytes: int = 0
+    """The most bytes that a program has held which trains in a process of its own; 0 if this process trains."""
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Returns the most bytes of live tensors so far, or the most that a program has held."""
+        return self.outside_bytes if self.workload.is_outside else super().peak_allocated_bytes
 
     def forget(self) -> None:
         """Forgets what the user's function has made and read, so that it can be started again; the data are known."""
@@ -163,7 +170,9 @@ class Counted:
     def __init__(self, state: OwnState, give: Callable[[Event], None]) -> None:
         self._state, self._give = state, give
         self._milestones = list(state.plan.milestones)
-        self._watch = Stopwatch(state.device, each_step=state.plan.each_step)
+        # The steps of a program are timed on the host, wherever it computes.
+        timed_on = torch.device("cpu") if state.workload.is_outside else state.device
+        self._watch = Stopwatch(timed_on, each_step=state.plan.each_step)
         self._scaler = precision.grad_scaler(state.config.knobs, state.device)
         self._is_scaled = self._scaler.is_enabled()
         self._warm_up = WarmUp(state.steps, state.config.knobs, self._scaler)
@@ -256,6 +265,21 @@ class Counted:
         return self._state.workload.objectives
 
     @property
+    def searched(self) -> Mapping[str, Any]:
+        """The file's SPACE."""
+        return self._state.workload.default_space
+
+    @property
+    def pass_samples(self) -> int:
+        """The samples of an epoch; 0 while that is not known."""
+        return self._state.pass_samples
+
+    @property
+    def cap_bytes(self) -> int | None:
+        """The most bytes that a training may hold on its device; None for no limit."""
+        return self._state.plan.cap_bytes
+
+    @property
     def is_over(self) -> bool:
         """Whether the horizon is reached."""
         return self._state.samples >= self._horizon
@@ -331,6 +355,28 @@ class Counted:
             self._watch.go_on()
         self._watch.lap("data_wait")
         self._count(None, None, samples)
+
+    def stepped_outside(self, samples: int, waited_s: float, optimizer_s: float) -> None:
+        """Marks that another process has trained a batch: it waited so long for its data, and then computed."""
+        watch, now = self._watch, time.perf_counter()
+        if watch.is_paused:
+            watch.go_on()
+        watch.lap("data_wait", min(now, watch.lapped_at + waited_s))
+        self._count(None, None, samples)
+        self._is_forward_over = True
+        watch.lap("forward_backward", now - optimizer_s)
+        self.step()
+        self.passed()
+
+    def goes_on(self) -> None:
+        """Starts the clock again after `rests`."""
+        if self._watch.is_paused:
+            self._watch.go_on()
+
+    def saw_outside(self, facts: Mapping[str, Any], peak_bytes: int) -> None:
+        """Takes facts of another process's first step, and the most bytes that it has held."""
+        self._state.active |= facts
+        self._state.outside_bytes = peak_bytes
 
     def rests(self) -> None:
         """Pauses the clock for work of the framework, such as an evaluation that is not due."""

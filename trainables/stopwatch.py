@@ -113,6 +113,11 @@ class Stopwatch:
         self._pass_s = 0.0
 
     @property
+    def lapped_at(self) -> float:
+        """When the last lap ended, as a reading of `perf_counter`."""
+        return self._last
+
+    @property
     def is_paused(self) -> bool:
         """Whether the clock is paused within a window."""
         return self._paused_at is not None
@@ -136,12 +141,13 @@ class Stopwatch:
         self._marks.append(_Mark("", self._last, self._last_event))
         self._paused_at = None
 
-    def lap(self, span: StepSpan) -> float:
+    def lap(self, span: StepSpan, at: float | None = None) -> float:
         """Adds the time since the last lap to `span`, and returns the host seconds since the window opened.
 
-        On CUDA, idle time of the device before a wait has no span.
+        The span ended `at` that reading of `perf_counter`, or now. On CUDA, idle time of the device before a wait has
+        no span.
         """
-        now = time.perf_counter()
+        now = time.perf_counter() if at is None else max(at, self._last)
         if not self._cuda or span == "data_wait":
             self._spans[span] += now - self._last
         before, self._last = _Mark("", self._last, self._last_event), now

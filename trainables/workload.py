@@ -131,6 +131,11 @@ class OwnLoop:
     plain_rules: Mapping[str, Mapping[str, float]]
     path: str
 
+    @property
+    def is_outside(self) -> bool:
+        """Returns whether another process trains (`integrations.program`), which shows no model and no data here."""
+        return bool(getattr(self.train, "is_outside", False))
+
 
 class WorkloadError(Exception):
     """A workload cannot be found, or does not keep the contract."""

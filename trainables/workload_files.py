@@ -141,9 +141,12 @@ def before_of(ref: str) -> Mapping[str, Scalar] | None:
 def epochs_of(ref: str) -> float | None:
     """Returns the `EPOCHS` of a workload's module, the length of the user's training today; None if it has none.
 
-    Raises WorkloadError unless it is a number above 0.
+    A command says its own (`integrations.program`). Raises WorkloadError unless it is a number above 0.
     """
-    epochs = getattr(_module(ref), "EPOCHS", None)
+    module = _module(ref)
+    own = getattr(module, "train", None)
+    source, name = (own, "epochs") if getattr(own, "is_outside", False) else (module, "EPOCHS")
+    epochs = getattr(source, name, None)
     if epochs is None:
         return None
     if isinstance(epochs, bool) or not isinstance(epochs, numbers.Real) or not 0 < float(epochs) < math.inf:

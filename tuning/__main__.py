@@ -31,13 +31,15 @@ Finds the fastest training that keeps its accuracy and fits its card.
   python -m tuning report ID            write best.yaml and report.html anew
   python -m tuning export ID --to transformers
                                         what was found, for a framework
-  python -m tuning optuna ID            for optuna-dashboard; importances
+  python -m tuning optuna ID            the run as an Optuna study, for its
+                                        dashboard; which knobs matter most
   python -m tuning doctor workload=nli  check this machine; for a bug report
   python -m tuning --version
 
 exit codes
-  0 done   1 no usable trial   2 wrong command line
-  3 this machine cannot run it   4 stopped early
+  0 done   1 no usable trial, or the workload failed   2 wrong command line
+  3 this machine cannot run it   4 stopped early, can be resumed
+  130 interrupted   143 terminated
 """
 _VERBS = {
     "run": ("tuning.run", "main"),

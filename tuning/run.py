@@ -30,15 +30,19 @@ settings (key=value, in any order; defaults in [brackets])
   workload=NAME|FILE.py   one of ours, or a file or module (my.moons) of yours
                           with a WORKLOAD or a train(run); python -m tuning init
                           FOLDER writes two that run [nli]
+  workload='COMMAND'      a command as it is, its knobs in {braces}; it needs
+                          metric='val_acc=([0-9.]+)' mode=max epochs=N and
+                          space=FILE.yaml (docs/script.md)
 WORKLOADS
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
-  card=NAME               the card to train on. One with less memory than yours
-                          is emulated, and without a GPU every card [auto]
+  card=NAME               the card to train on. If it has less memory than
+                          yours, or there is no GPU, its memory is emulated;
+                          speeds are those of this machine [auto]
 CARDS
   card.memory_gib=N       the card's memory, to hold it to less; with card=cpu,
-                          what a training may take of this machine's; with
-                          card=auto and no GPU, the size of a card that is not
-                          listed [the card's own memory]
+                          how much RAM a training may take; with card=auto and
+                          no GPU, the size of a card that is not listed [the
+                          card's own memory]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   epochs of a training; auto: as many as the time allows
                           [ours: their own; yours: auto with quick, 4 with full]
@@ -63,7 +67,8 @@ CARDS
 PRUNERS
   search.seed=N           seed of everything [0]
   concurrency=auto|N      how many trials run at once on each node; auto: 1 on
-                          a CPU, 1, 2 or 4 on a GPU, by how idle it is [auto]
+                          a CPU, 1, 2 or 4 on a GPU, by how idle it is; speeds
+                          are timed alone [auto]
   cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
                           on its nodes [here alone]
   target=KIND             which kind of device of a cluster to tune for; nodes
@@ -80,7 +85,7 @@ PRUNERS
   pick.at_least=X         the quality that the pick needs [that of the
                           reference]
   pick.goal=speed|quality the fastest as good as the reference, or the best
-                          quality at its speed or faster [speed]
+                          that is no slower than the reference [speed]
   dashboard=true          starts the Ray dashboard here and prints how to log in
   resume=ID|last          goes on with an interrupted run, or a finished one
                           that is given a larger search.max_time or .trials,
@@ -129,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         _first_line(overrides)
     # Imported late, so that --help and the first line come at once: these bring pydantic, numpy and rich.
     from tuning.cli.terminal import Terminal
+    from tuning.config.command_file import with_file
     from tuning.config.load import load
     from tuning.report import sentences
     from tuning.workers.own_workload import UserFile
@@ -147,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         validates = "--validate" in flags
         if not validates:
             terminal.begin(started)
-        config = load(overrides, file.table)
+        config = load(with_file(overrides), file.table)
         file.begin(config, started)
         from tuning.study import setup, study  # all that searches and measures, only now
 

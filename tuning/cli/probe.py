@@ -22,7 +22,7 @@ from tuning.config.shareable import shareable
 from tuning.outside import edit
 from tuning.outside.compare import LEAST_GAIN, UNCHANGED, Compared, compare, growth_bytes
 from tuning.outside.edit import Edit
-from tuning.outside.runs import Look, Program, Setting
+from tuning.outside.runs import Command, Look, Setting
 from tuning.report.format import duration, labelled, percent, plain, plural, rate, ratio, size, table
 from tuning.workers import machine
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror}", remedy="--runs-dir PATH") from None
     messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
-    program, begun = Program(command, folder, os.environ), time.monotonic()
+    program, begun = Command(command, folder, os.environ), time.monotonic()
     if program.dropped:
         line(messages, f"left out of its environment: {', '.join(program.dropped)}")
 
@@ -161,7 +161,7 @@ def _edits(answer: Compared) -> Iterator[Edit]:
                 yield Edit(one.file, one.line, one.name, {"fused": True})
 
 
-def _rows(answer: Compared, program: Program, took_s: float) -> Iterator[tuple[str, str]]:
+def _rows(answer: Compared, program: Command, took_s: float) -> Iterator[tuple[str, str]]:
     today = answer.today
     parts = {"waiting for data": "waiting", "backward": "backward", "optimiser": "optimizer"}
     shares = [f"{name} {percent(today.share(key))}" for name, key in parts.items() if today.parts.get(key)]

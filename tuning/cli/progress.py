@@ -16,6 +16,7 @@ from tuning.journal.run import History
 from tuning.report import summary
 from tuning.report.format import duration, unlike
 from tuning.report.trial_views import SPEED
+from tuning.search import side_by_side
 from tuning.search.bottleneck import card_words
 from tuning.search.race import LEAST_SEEDS, SYSTEM
 from tuning.search.selection import fastest_probe, leader
@@ -29,7 +30,7 @@ STAGES = {
     "estimate": "",
     "probe": "; each line has what differs from the best probe so far",
     "search": "; each line has what differs from the best trial so far, at first the reference",
-    "confirm": "; what may be the answer, side by side with the reference",
+    "confirm": "; the candidates and the reference are trained again on new seeds",
     "export": "",
 }
 """The stages of a run in order, and what is said as each begins."""
@@ -137,8 +138,8 @@ def best_of(run: History) -> BestSoFar | None:
 def _faster(name: str, best: BestSoFar | None, run: History, stage: str) -> float | None:
     """Returns how many times as fast as the reference of that name the best is; None if nobody knows.
 
-    At the end that is the gain of the summary. It takes a core from what is timed, so before it is of judged speeds.
-    While trials run it is that of a trial: the fastest probe may learn less.
+    At the end that is the gain of the summary, which takes a core from what is timed. Before it is that of trainings on
+    the same seeds, else of judged speeds. While trials run it is that of a trial: the fastest probe may learn less.
     """
     if stage == "search" and leader(run) is None:
         return None
@@ -147,6 +148,8 @@ def _faster(name: str, best: BestSoFar | None, run: History, stage: str) -> floa
         return None
     if stage == "export" and (gain := summary.of_run(run).gain("best", name)) is not None:
         return gain.ratio
+    if probe is not None and (trained := side_by_side.gain(run, "", "", best.config, probe.config)) is not None:
+        return trained.ratio
     return best.samples_per_s / probe.samples_per_s if probe and probe.samples_per_s and best.samples_per_s else None
 
 
@@ -229,7 +232,7 @@ def _search_left_s(run: History, plan: TimePlan, spent_s: float) -> float:
 def _confirm_left_s(run: History, plan: TimePlan) -> float:
     """Returns what is left of confirming: trainings as long as those so far, then windows as long as those so far."""
     windows_s = [window.wall_s for window in run.windows if run.has_begun("confirm", window)]
-    took = [again.train_s or plan.training_s for again in run.confirmed]
+    took = [again.setup_s + again.train_s + again.evaluate_s or plan.training_s for again in run.confirmed]
     missing = 0 if windows_s or not plan.training_s else max(0, 2 * LEAST_SEEDS - len(took))
     each_s = (any(windows_s) and statistics.fmean(windows_s)) or plan.round_s / plan.turns
     windows = max(0, plan.rounds * plan.turns - len(windows_s))

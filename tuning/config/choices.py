@@ -16,7 +16,7 @@ Goal = Literal["speed", "quality"]
 PrunerName = Literal["reference", "none"]
 
 PRUNERS: Mapping[PrunerName, str] = {
-    "reference": "who is behind the reference's curve",
+    "reference": "who is behind the reference by then",
     "none": "no trial",
 }
 """Which trials are pruned at the budget's rungs; the rules themselves are `RULES` in `search/pruner.py`."""

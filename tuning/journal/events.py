@@ -119,7 +119,8 @@ class WorkloadFacts:
     """Facts of a workload once it is loaded: its device, its model, its data and code.
 
     For a custom loop: the knobs that it `asked` for, None for a workload that reads all; whether it sets a seed of its
-    own; and how many epochs it was tried for without a report.
+    own; and how many epochs it was tried for without a report. If it is a command, the words of this `program`, with
+    placeholders for knobs.
     """
 
     workload_sha256: str = ""
@@ -133,6 +134,12 @@ class WorkloadFacts:
     asked: tuple[str, ...] | None = None
     reseeds: bool = False
     silent_passes: int = 0
+    program: tuple[str, ...] = ()
+
+    @property
+    def trains_whole(self) -> bool:
+        """Returns whether every training is as long as today's: that of a command that is not told its epochs."""
+        return bool(self.program) and not any("{epochs}" in word for word in self.program)
 
 
 @dataclass(frozen=True)

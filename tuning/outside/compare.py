@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tuning.config.errors import ConfigError
-from tuning.outside.runs import Look, Program, Setting
+from tuning.outside.runs import Command, Look, Setting
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Pair
 
@@ -86,7 +86,7 @@ def options(today: Look, cores: int) -> list[Option]:
     return found
 
 
-def compare(program: Program, max_time_s: float, cores: int, told: Told) -> Compared:
+def compare(program: Command, max_time_s: float, cores: int, told: Told) -> Compared:
     """Returns what makes the program faster, within `max_time_s` as far as one run of it takes less.
 
     Raises ConfigError if the program as it is cannot be measured.
@@ -97,7 +97,7 @@ def compare(program: Program, max_time_s: float, cores: int, told: Told) -> Comp
 class _Comparison:
     """The runs of a program: as it is, once with each option, then in turns."""
 
-    def __init__(self, program: Program, max_time_s: float, told: Told) -> None:
+    def __init__(self, program: Command, max_time_s: float, told: Told) -> None:
         self._program, self._max_time_s, self._told = program, max_time_s, told
         self._until = time.monotonic() + max_time_s
         self._today = program.look({}, None, RUN_S, max_time_s)

@@ -16,18 +16,16 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel
 
+from trainables import hook
 from tuning.config.errors import ConfigError
 from tuning.workers import leftovers, machine
 
-HOOK = Path(__file__).with_name("hook")
-OFF = {"WANDB_MODE": "disabled", "WANDB_SILENT": "true", "COMET_MODE": "DISABLED", "MLFLOW_TRACKING_URI": ""}
-"""Variables that keep trackers from writing a run for each of ours; MLflow's is set to a folder that is deleted."""
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables of a launcher around us, which a script would take for its own; those that begin with SLURM_ likewise."""
 LOOK_S = 0.02
 LEAST_STEPS = 8
 Setting = Mapping[str, int | bool]
-"""What is changed: parameters of the training's DataLoader, and the names that `hook/sitecustomize.py` knows."""
+"""What is changed: parameters of the training's DataLoader, and the names that `trainables.hook` knows."""
 
 
 class SeenLoader(BaseModel):
@@ -106,7 +104,7 @@ class Look(BaseModel):
         return self.parts.get(part, 0.0) / self.split_s if self.split_s else 0.0
 
 
-class Program:
+class Command:
     """A command, and where what it prints is kept. `env` is that of the person, less what launchers have set."""
 
     def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
@@ -140,9 +138,8 @@ class Program:
             order: dict[str, object] = {"out": str(out), "settings": dict(settings), "loader": loader}
             order |= {"window_s": window_s, "longest_s": 4 * window_s, "steps": LEAST_STEPS}
             order["wrote"] = [str(Path(path).resolve()) for path in self.wrote]
-            path = os.pathsep.join(filter(None, [str(HOOK), self._env.get("PYTHONPATH", "")]))
-            own = {**OFF, "MLFLOW_TRACKING_URI": folder, "PYTHONPATH": path, "CARDTUNE_OUTSIDE": json.dumps(order)}
-            code = self._run({**self._env, **own}, out, begun + limit_s)
+            env = {**hook.environment(self._env, Path(folder)), "CARDTUNE_OUTSIDE": json.dumps(order)}
+            code = self._run(env, out, begun + limit_s)
             found = Look.model_validate_json(out.read_text("utf-8")) if out.exists() else None
         if found is None or not found.counted:
             raise self._no_figures(code, time.monotonic() - begun, 0 if found is None else found.steps)

@@ -22,6 +22,8 @@ LABEL_WIDTH = 10
 """Columns of "accuracy  ", "trials    " and the like."""
 _MAX_VALUE, _NAME_WIDTH = 36, 20
 SHOWN_FROM = 3
+WIDE_TIMES = 5.0
+"""An interval of two measurements that goes up to so many times the ratio is not shown."""
 """Rounds or windows from which on an interval is shown: half of that of two is 6.4 times their distance."""
 
 
@@ -80,14 +82,16 @@ def quality(found: Quality) -> str:
 def ratio(gain: Gain, sign: str = "") -> str:
     """Returns a gain with its 95 % interval, "1.84 (1.79 to 1.89)".
 
-    Without the interval below `SHOWN_FROM` measurements side by side, and if the two are one configuration.
+    Without the interval if two measurements side by side say next to nothing, or if the two are one configuration.
     """
     return f"{gain.ratio:.2f}{sign}" + (f" ({gain.low:.2f} to {gain.high:.2f})" if has_interval(gain) else "")
 
 
 def has_interval(gain: Gain) -> bool:
     """Returns whether a gain is shown with its interval."""
-    return gain.low is not None and gain.low != gain.high and gain.rounds + gain.trainings >= SHOWN_FROM
+    if gain.low is None or gain.high is None or gain.low == gain.high:
+        return False
+    return gain.rounds + gain.trainings >= SHOWN_FROM or gain.high <= WIDE_TIMES * gain.ratio
 
 
 def beside(gain: Gain) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import re
 import shlex
 import statistics
@@ -14,7 +15,7 @@ from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.lenient import finite
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import shareable
-from tuning.journal.events import NodeRecord, ProbeRecord
+from tuning.journal.events import Config, NodeRecord, ProbeRecord
 from tuning.journal.timeline import STARTUP
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
@@ -82,9 +83,15 @@ def _keep(found: Summary, best: Named) -> str:
     name = "" if found.reference is None else found.reference.name
     kept = f"Keep {called(name)}" if name != BEFORE else "Keep your current settings"
     kept += f" ({_few(own)}, the rest at their defaults)" * bool(own and name != PLAIN)
+    if found.trials and not best.quality and not found.trials_done:
+        less = "budget.train_epochs=N for shorter trainings"
+        return (
+            f"No answer yet: {called(name)} did not come to the end of a training in the time, and nothing else was "
+            f"trained. Give it a larger search.max_time, or {less}."
+        )
     if not (count := found.trials_done):
         other = found.gain(SYSTEM, found.reference.name) if found.reference is not None else None
-        why = "no probe was faster" + ", and nothing else was trained" * bool(found.trials)
+        why = "no other system knobs were faster" + ", and nothing else was trained" * bool(found.trials)
         if found.slowing is not None and SYSTEM in found.named:
             why = "other system knobs were faster in short timings alone, and trainings slow down"
         if other is not None:
@@ -133,13 +140,8 @@ def _to_set(found: Summary, best: Named) -> str:
 
 
 def today(found: Summary) -> Named | None:
-    """Returns the configuration that the settings are told as changes of: the user's own, or what has the same learning
-    knobs as the pick. None for the defaults.
-    """
-    best, reference = found.best, found.reference
-    if BEFORE in found.named:
-        return found.named[BEFORE]
-    return reference if best is not None and reference is not None and not _apart(found, best, reference) else None
+    """Returns the configuration that the settings are told as changes of: the user's own, else the reference."""
+    return found.named.get(BEFORE, found.reference)
 
 
 def _apart(found: Summary, one: Named, other: Named) -> list[str]:
@@ -190,12 +192,12 @@ def _soon(found: Summary) -> str:
         took = [duration(samples / one.samples_per_s) for one in (pick, reference) if one.samples_per_s]
         length = f" of {fmt.epochs(samples / found.study.train_samples)}" if found.study.train_samples else ""
         whole = f" A training{length} takes {took[0]} instead of {took[1]}."
-    soon = f"after {own} instead of {theirs}"
+    soon = f"first reached after {own} instead of {theirs}"
     if own == theirs or time.own.median_s > time.reference.median_s:
-        soon = f"after {own}, " + (f"as with {name}" if own == theirs else f"later than with {name} ({theirs})")
+        soon = f"reached no sooner: after {own}" + f", with {name} after {theirs}" * (own != theirs)
     missed, seeds = time.own.missed, len(time.own.by_seed)
     but = f" (on {missed} of {plural(seeds, 'seed')} it never is)" if missed else ""
-    return f"{whole} The final {plain(found.objective)} of {name} is first reached {soon}{but}."
+    return f"{whole} The final {plain(found.objective)} of {name} is {soon}{but}."
 
 
 def _seeds(found: Summary, best: Quality, own: BesideToday | None) -> str:
@@ -227,6 +229,10 @@ def measured_sentence(found: Summary) -> str:
     on = f"mean difference on the same {seeds} seeds" if seeds > 1 else "difference on the same seed"
     same = f"{objective}: {on} ({reach})"
     parts += [same] * (seeds > 0)
+    timed = [a.time for a in shown if a.time and a.time.own.median_s is not None]
+    over = ", median over seeds (fastest to slowest)" * any(len(time.own.by_seed) > 1 for time in timed)
+    of = called(found.reference.name) if found.reference is not None else ""
+    parts += [f"time: until the final {objective} of {of} is reached{over}"] * bool(timed)
     is_short = any("short timing" in gain.grounds for gain in found.gains)
     parts += ["short timing: one of a few seconds, not alternating with others"] * is_short
     return "; ".join(parts)
@@ -283,6 +289,16 @@ def train_command(found: Summary, name: str) -> str:
     return f"python -m tuning train --from {_quoted(folder / file)}{out}"
 
 
+def command_with(found: Summary, config: Config) -> str:
+    """Returns the command that a run is about, to be typed with the knobs of a configuration; "" if it is about none.
+
+    `{folder}` stays, in words: whoever types it chooses one.
+    """
+    today = finite(found.study.setting("workload", "epochs")) or 1.0
+    given = {"seed": found.study.seed, "epochs": math.ceil(today), "folder": "FOLDER", **found.table.whole(config)}
+    return plain(shlex.join(word.format(**given) for word in found.study.program))
+
+
 def _quoted(path: Path) -> str:
     """Returns a path for a shell, with the home folder as ~, which has to stand before the quotes."""
     said = shareable(str(path))
@@ -313,7 +329,7 @@ def disturbed(probes: Sequence[ProbeRecord]) -> str:
     if not disturbed:
         return ""
     took = f"other programs used {percent(statistics.median(disturbed))} of the CPU"
-    said = f"{took} during {len(disturbed)} of {len(timed)} probes, so that the search went by speeds that are too low"
+    said = f"{took} during {len(disturbed)} of {len(timed)} probes, whose speeds are too low"
     return f"{said}. Gains from alternating timings hold; on an idle machine the search may find more"
 
 
@@ -322,10 +338,12 @@ def called(name: str) -> str:
     return f"the {PLAIN}" if name == PLAIN else fmt.spoken(name)
 
 
-def found_by(best: Named) -> str:
+def found_by(found: Summary, best: Named) -> str:
     """Returns where the pick comes from, in a few words."""
     if best.trial:
-        return f"trial {plain(best.trial)}"
+        trained = next((t.config for t in found.trials if t.trial == best.trial), best.config)
+        unlike = ", ".join(fmt.unlike(best.config, trained, found.table))
+        return f"trial {plain(best.trial)}" + f" with {unlike}, as in the reference" * bool(unlike)
     return "the fastest system knobs" if SYSTEM in best.labels else "from short timings, not trained"
 
 
@@ -360,7 +378,7 @@ def slowing_sentence(found: Summary) -> str:
     first, then = fmt.rate(own.before_per_s), fmt.rate(own.after_per_s)
     return (
         f"trainings slow down: {plain(own.trial)} trained on {first} samples a second up to sample {own.samples:,} and "
-        f"on {then} after it; the search went by short timings of the beginning"
+        f"on {then} after it; probes time the beginning alone"
     )
 
 

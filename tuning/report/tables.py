@@ -52,7 +52,7 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     rows_of = [found.named[name] for name in shown] + ([] if brief else list(found.others_trained_again()))
     objectives = [found.objective] if brief else [*found.objectives]
     today = f" vs {spoken(reference.name)}" if reference else ""
-    until = "time until as good" if reference else ""
+    until = f"time to same {found.objective}" if reference else ""
     head = ["", "samples/s", f"speed{today}", *objectives, f"{found.objective}{today}", until]
     head += [] if brief else ["peak", "bound by", "card"]
     rows = [_answer(found, one, objectives, brief=brief) for one in rows_of]
@@ -171,7 +171,8 @@ def compared(first: Summary, second: Summary) -> Grid:
     rows = [["workload", *(one.workload for one in (first, second))]]
     rows += [["device", *(one.place.device for one in (first, second))]]
     bests = [one.best for one in (first, second)]
-    rows += [["best", *(found_by(best) if best else "-" for best in bests)]]
+    both = zip((first, second), bests, strict=True)
+    rows += [["best", *(found_by(one, best) if best else "-" for one, best in both)]]
     rows += [["samples/s", *(_speed(best) if best else "-" for best in bests)]]
     gains = [one.answers["best"].gain if "best" in one.answers else None for one in (first, second)]
     rows += [["speed", *(f"{ratio(gain, 'x')} vs {spoken(gain.over)}" if gain else "-" for gain in gains)]]

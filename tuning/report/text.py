@@ -81,13 +81,15 @@ def summary(found: Summary) -> list[RenderableType]:
     if unfinished := sentences.unfinished_sentence(found):
         rows.append(("note", Text(f"{unfinished}.", style="yellow")))
     if best is not None and not sentences.keeps_today(found):
-        base, origin = sentences.today(found), sentences.found_by(best)
+        base, origin = sentences.today(found), sentences.found_by(found, best)
         others = "at its default" if base is None else f"as in {sentences.called(base.name)}"
         if chosen := fmt.settings(best.config, found.table, base.config if base else None):
             texts = [Text(plain(text), style="bold", overflow="fold") for text in chosen]
             rows += [("set", Columns(texts, padding=(0, 2), equal=True)), ("", f"every other knob {others}; {origin}")]
         else:
             rows.append(("set", f"nothing: every knob {others}; {origin}"))
+        if found.study.program:
+            rows.append(("command", Text(sentences.command_with(found, best.config), overflow="fold")))
     rows += [("but", Text(f"{said}.", style="yellow")) for said in sentences.cautions(found)]
     if rows:
         parts.append(labelled(rows))
@@ -123,7 +125,9 @@ def _rest(found: Summary) -> Iterator[tuple[str, RenderableType]]:
 
 def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     if best.samples_per_s and tables.answers(found, brief=True) is None:
-        yield "speed", f"{fmt.rate(best.samples_per_s)} samples/s"
+        slow = found.slowing
+        later = f" at the beginning, {fmt.rate(slow.after_per_s)} after sample {slow.samples:,}" if slow else ""
+        yield "speed", f"{fmt.rate(best.samples_per_s)} samples/s{later}"
     for name, own in best.quality.items():
         yield name, sentences.quality_sentence(found, own)
     if best.peak_allocated_bytes:

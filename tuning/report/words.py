@@ -88,8 +88,8 @@ def event(
 def _measured(one: TrialView, objective: str) -> list[str]:
     """Returns how a training or probe ended, unless well, and what was measured."""
     is_of_probe = one.measured_samples_per_s not in (None, one.samples_per_s)  # else its own training's
-    fast = f"{rate(one.known_per_s)} samples/s{' (by probes)' * is_of_probe}" if one.known_per_s else ""
-    ended = "" if state(one) == "ok" else state(one)
+    fast = f"{rate(one.known_per_s)} samples/s{' (estimated from probes)' * is_of_probe}" if one.known_per_s else ""
+    ended = "" if state(one) == "ok" else state(one) + " samples" * bool(one.stopped_at)
     return [ended, _values(one.values, objective), fast, size(one.peak_allocated_bytes, "")]
 
 

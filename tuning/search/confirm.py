@@ -312,7 +312,7 @@ class _Trainings:
 
     def _training_s(self, knobs: Mapping[str, Scalar]) -> float:
         per_s = self._terms.per_s(knobs) or self._reference_per_s
-        return MORE * self._terms.samples / per_s if per_s else 0.0
+        return start_s(self._journal.run) + MORE * self._terms.samples / per_s if per_s else 0.0
 
     def _train(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> ConfirmedRecord:
         journal, samples = self._journal, self._terms.samples
@@ -345,14 +345,29 @@ def windows_reserve_s(left_s: float, budget: ConfirmSection, cost_s: float) -> f
     in a third of the time at most; at least those of two that are as short as they may be.
     """
     whole_s, short_s = (n * LEAST_ROUNDS * (s + cost_s) for n, s in ((TURNS, budget.window_s), (2, LEAST_WINDOW_S)))
-    return min(whole_s, max(short_s, left_s / 3))
+    return min(whole_s, max(short_s, left_s / 3)) if budget.windows else 0.0
+
+
+def rounds(run: History, budget: ConfirmSection) -> int:
+    """Returns how many rounds of windows are measured: none of a command, whose start costs more than they tell."""
+    return 0 if run.study is not None and run.study.program else budget.windows
+
+
+def start_s(run: History) -> float:
+    """Returns what a training costs beside its steps, if each is a process of its own; else 0."""
+    return _started_s(run) or 0.0 if run.study is not None and run.study.program else 0.0
 
 
 def window_cost_s(run: History) -> float:
     """Returns what a window costs beside its own length, by what the probes have taken beside theirs."""
+    cost_s = _started_s(run)
+    return WINDOW_COST_S if cost_s is None else SETTLE_S + cost_s
+
+
+def _started_s(run: History) -> float | None:
     ended = [probe for probe in run.probes if probe.outcome == Outcome.OK and probe.spans and probe.wall_s]
     costs = [probe.wall_s - float(probe.spans["wall_s"]) for probe in ended]
-    return SETTLE_S + statistics.fmean(costs) if costs else WINDOW_COST_S
+    return statistics.fmean(costs) if costs else None
 
 
 def measure_windows(

@@ -69,6 +69,8 @@ class Race:
         """The degrees of freedom of `spread`."""
         self.spread = math.sqrt(squares / self.degrees)
         """The standard deviation of a difference between two configurations on one seed."""
+        self.knows_spread = self.degrees > 1 and bool(known)
+        """Whether fresh seeds tell of the spread; else it is what the search's model makes of single trainings."""
         means = [statistics.fmean(one.qualities.values()) for one in finalists if one.qualities]
         means += [statistics.fmean(reference.values())] if reference else []
         self._is_baseline_beaten = any(map(rule.beats_baseline, means))

@@ -42,7 +42,7 @@ def compare(config: Config, active: Seen, table: KnobTable) -> list[Row]:
 def disagreements(config: Config, active: Seen, table: KnobTable) -> list[str]:
     """Returns a sentence for each knob that was not honoured; the same one whenever the same is seen."""
     return [
-        f"knobs.{row.knob}={row.asked} was asked; the first step showed {row.seen}"
+        f"{row.knob}={row.asked} was set, but the first step showed {row.seen}"
         for row in compare(config, active, table)
         if row.agrees is False
     ]

@@ -47,12 +47,13 @@ class TimePlan:
     @property
     def least_rounds_s(self) -> float:
         """Returns what the fewest rounds take, which come even if nothing was trained again."""
-        return min(confirm.LEAST_ROUNDS * self.round_s, self.share_s)
+        return min(confirm.LEAST_ROUNDS, self.rounds) * min(self.round_s, self.share_s / confirm.LEAST_ROUNDS)
 
 
 def planned(run: History, config: StudyConfig, horizon_samples: int | None, reference_per_s: float = 0.0) -> TimePlan:
     """Returns the plan, as the records and the samples of a whole trial have it; 0 for a speed that is not known."""
     budget, limit_s = config.budget.confirm, config.search.max_time_s
+    start_s, rounds = confirm.start_s(run), confirm.rounds(run, budget)
     known = [measured.samples_per_s for measured in (*run.probes, *run.ended) if measured.samples_per_s]
     samples, turns = confirm.MORE * (horizon_samples or 0), len(measured_beside(config)) + 1
     began_s = next((one.at_s for one in run.stages if one.stage == "probe"), run.used_s)
@@ -61,9 +62,9 @@ def planned(run: History, config: StudyConfig, horizon_samples: int | None, refe
         probes_s=probes_s(config, math.inf if limit_s is None else limit_s - began_s),
         trials=config.search.most_trials,
         slots=(run.study.concurrency if run.study else None) or 1,
-        training_s=samples / max(known) if known else 0.0,
-        reference_s=samples / reference_per_s if reference_per_s else 0.0,
+        training_s=start_s + samples / max(known) if known else 0.0,
+        reference_s=start_s + samples / reference_per_s if reference_per_s else 0.0,
         turns=turns,
-        rounds=budget.windows,
+        rounds=rounds,
         round_s=turns * (budget.window_s + confirm.WINDOW_COST_S),
     )

@@ -171,13 +171,19 @@ class Limits:
         if not isinstance(epochs, str):
             return max(1, round(epochs * train_samples))
         limit_s, rate, today = self.config.search.max_time_s, self._typical_per_s(), self.config.workload.epochs
+        if self._facts.trains_whole and today is not None:
+            return max(1, round(today * train_samples))
         if limit_s is None or not rate:
             return (
                 max(1, round((today or 1.0) * train_samples)) if limit_s is None else self._at_most_today(train_samples)
             )
         search_s, asked = max(0.0, self.left_s() - confirm.SHARE * limit_s), self.config.search.trials
         planned = PLANNED_TRIALS if asked == "auto" else max(1, asked)
-        seen = min(rate * search_s / planned, self.reference_per_s() * REFERENCE_FRAC * search_s or math.inf)
+        start_s, per_s = confirm.start_s(self._journal.run), self.reference_per_s()
+        of_reference = per_s * max(0.0, REFERENCE_FRAC * search_s - start_s) if per_s else math.inf
+        seen = min(rate * max(0.0, search_s / planned - start_s), of_reference)
+        if self._facts.program:  # no training is shorter than its start, or than an epoch, which a command ends with
+            seen = max(seen, rate * start_s, train_samples)
         passes = min(today or MOST_EPOCHS, seen / train_samples)
         passes = math.floor(passes) if 1 <= passes != today else passes
         least = FEWEST_STEPS * groups.batch_size_of(groups.defaults(self.config.space))
@@ -317,7 +323,8 @@ class Limits:
             return 0
         trainings = float(asked.most_trials)
         if ends_at is not None:
-            trainings = (ends_at - time.monotonic()) * per_s / (confirm.MORE * self.horizon())
+            each_s = confirm.start_s(self._journal.run) + confirm.MORE * self.horizon() / per_s
+            trainings = (ends_at - time.monotonic()) / each_s
         return max(0, min(LEAST_SEEDS, int(REFERENCE_FRAC * trainings) - 1))
 
     def per_s(self, knobs: Mapping[str, Scalar]) -> float:

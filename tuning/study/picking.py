@@ -29,6 +29,7 @@ from tuning.search.confirm import (
     ConfirmTerms,
     confirm,
     measure_windows,
+    rounds,
     train_again,
     train_reference,
     window_cost_s,
@@ -152,6 +153,7 @@ class PickStage:
 
     def _terms(self) -> ConfirmTerms:
         seed, budget, limits = self._config.search.seed, self._config.budget.confirm, self._limits
+        budget = budget.model_copy(update={"windows": rounds(self._journal.run, budget)})
         until = time.monotonic() + limits.confirm_s()
         name, reference = limits.reference()
         run, space = self._journal.run, self._config.space
@@ -197,7 +199,7 @@ class PickStage:
             confirmed={name: statistics.fmean(one.qualities.values()) for name, one in race.trained.items()},
             gains={name: list(one.gains.values()) for name, one in race.trained.items()},
             spread=race.spread,
-            spread_degrees=race.degrees,
+            spread_degrees=race.degrees if race.knows_spread else 1,
             tolerance=rule.tolerance,
             at_least=rule.at_least,
             goal=rule.goal,
@@ -219,14 +221,15 @@ class PickStage:
                 why = f"no time was left to train a trial and {shown} on the same fresh seed"
             return f"{shown}, {knobs}: {why}"
         own = race.trained.get(found.name)
-        what = "the fastest, and best of those as fast," if rule.goal == "speed" else f"the best no slower than {shown}"
-        said = f"{what} of {again} with {rule.words}"
+        what = "the fastest" if rule.goal == "speed" else f"the best no slower than {shown}"
+        alike = " (of equally fast ones the best)" * (rule.goal == "speed")
+        said = f"of {again}, {what} with {rule.words}{alike}"
         if own is None or not own.gains:
             return f"{said}, by one seed, that of the search"
         gains, floor = list(own.gains.values()), shown if rule.at_least is None else f"{rule.at_least:g}"
         reach = Spread(race.spread, race.degrees).half_width(len(gains))
         fresh = "" if not sets_its_seed(self._journal.run) else ", though train(run) sets its seed itself"
-        better = difference(statistics.fmean(gains), reach if race.degrees > 1 else None)
+        better = difference(statistics.fmean(gains), reach if race.knows_spread else None)
         return f"{said}: {better} beside {floor} on {plural(len(gains), 'fresh seed')}{fresh}"
 
 

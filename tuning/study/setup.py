@@ -185,7 +185,9 @@ def cautions(config: StudyConfig, study: StudyRecord) -> Iterator[str]:
             f"the validation split has {val} sample{'s' * (val != 1)}: one of them more or less moves a share by "
             f"{1 / val:.0%}, so that qualities can hardly be told apart"
         )
-    if study.reseeds:
+    if study.reseeds and study.program:
+        yield "the command has no {seed}: if it sets one by itself, trainings on other seeds tell nothing"
+    elif study.reseeds:
         yield "train(run) sets a seed of its own, so that trainings on other seeds tell nothing: use run.seed"
     if study.silent_passes > 1:  # a report behind the first may have been about to come
         names = ", ".join(f"{name}=..." for name in study.objectives)

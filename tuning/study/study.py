@@ -423,7 +423,7 @@ class _Study:
         with contextlib.suppress(TuningError):  # such as a full disk, for which the study may have ended
             best, *_ = export.write_all(found, self._folder)
             state = export.status_of(found, found.best)
-            self._terminal.left(f"{best} holds the best so far, {state}: {sentences.found_by(found.best)}")
+            self._terminal.left(f"{best} holds the best so far, {state}: {sentences.found_by(found, found.best)}")
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,10 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
                 raise lacked from None
             session.recover(error)
             tried["micro_batch_size"], lacked = micro, error
-    trains = "learning_rate" not in state.asked or any(max(pair) > STILL for pair in own_loop.rates_of(state))
+    is_outside = resident.workload.is_outside  # whose optimisers are not known
+    trains = (
+        is_outside or "learning_rate" not in state.asked or any(max(pair) > STILL for pair in own_loop.rates_of(state))
+    )
     parameters = [] if state.model is None else list(state.model.parameters())
     found = Description(
         outcome=Outcome.OK,
@@ -87,6 +90,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         reseeds=state.active["seed"] != DRY_SEED,
         averages=state.averages,
         silent_passes=0 if state.last_report else state.epoch,
+        program=tuple(getattr(resident.workload.train, "typed", ())),
         seen={name: state.active[name] for name in ("batch_size", "micro_batch_size")},
         untrained={} if trains or not all(map(math.isfinite, reported.values())) else reported,
     )
@@ -176,7 +180,8 @@ def _tried(
         nonlocal until, reported, moving
         if event == READY:
             until = time.monotonic() + DRY_S
-            moving = Moving(state.dataset, state.collate) if "num_workers" in state.asked else None
+            has_data = "num_workers" in state.asked and not state.workload.is_outside
+            moving = Moving(state.dataset, state.collate) if has_data else None
         if isinstance(event, Evaluation):
             reported = reported or {name: event.values[name] for name in state.workload.objectives}
         return time.monotonic() > until or bool(reported and state.steps > 1)  # at a second step more is seen

@@ -214,7 +214,9 @@ class RunningTrial:
         return True
 
     def _now(self) -> TrialState:
-        state, seen = self._state, self._windows[1:] or self._windows
+        state, seen = self._state, self._windows[1:]
+        if not isinstance(state, OwnState) or not state.workload.is_outside:  # whose first step is not timed
+            seen = seen or self._windows
         timed = speed(seen)
         found = TrialState(
             outcome=self._outcome,

@@ -14,7 +14,7 @@ from tests.tuning.outside.test_compare import LOADER, Formula, seen
 from tuning.__main__ import main
 from tuning.cli import probe as probing
 from tuning.config.errors import ConfigError
-from tuning.outside.runs import Program
+from tuning.outside.runs import Command
 
 SCRIPT = """\
 import subprocess, sys, torch
@@ -45,11 +45,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def program(*arguments: str, **env: str) -> Program:
+def program(*arguments: str, **env: str) -> Command:
     """Returns the command that runs a script; `env` is more of its environment."""
     folder = Path("runs")
     folder.mkdir(exist_ok=True)
-    return Program([sys.executable, *arguments], folder, {"PATH": "/usr/bin:/bin", **env})
+    return Command([sys.executable, *arguments], folder, {"PATH": "/usr/bin:/bin", **env})
 
 
 RESUMING = 'import os\nif os.path.exists("last.pt"):\n    open("last.pt").read()\nopen("last.pt", "w").write("1")\n'
@@ -127,7 +127,7 @@ def test_the_command_says_what_to_write_and_where(
             today = seen(loader=LOADER.model_copy(update={"file": str(place / "train.py"), "line": 9}))
             super().__init__({"num_workers=2": 0.5}, today)
 
-    monkeypatch.setattr(probing, "Program", Known)
+    monkeypatch.setattr(probing, "Command", Known)
     assert main(["probe", "--max-time", "5m", "--json", "--", "python", "train.py"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["set"] == {"num_workers": 2, "persistent_workers": True}

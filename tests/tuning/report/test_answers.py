@@ -64,7 +64,7 @@ def test_a_pick_that_is_no_trial_has_its_own_quality(records, kind, name):
     found = of(records, best="", kind=kind)
     assert tuple(found.best.quality["accuracy"].by_seed.values()) == answered.QUALITY[name]
     assert found.best.samples_per_s == pytest.approx(answered.PER_S[name])
-    assert "not trained" not in sentences.found_by(found.best)
+    assert "not trained" not in sentences.found_by(found, found.best)
     untrained = [
         r for r in answered.run(records, best="", kind="system") if r.get("name") != SYSTEM or r.event != "confirmed"
     ]

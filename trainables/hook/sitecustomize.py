@@ -1,8 +1,9 @@
 """Counts and times the steps of a training that knows nothing of it. Python itself imports this file at its start.
 
-`tuning.outside.runs` puts this folder first on PYTHONPATH, and into CARDTUNE_OUTSIDE which settings are changed, how
-long is measured, and where the figures go. It imports nothing of ours, as the Python of the command may be another, and
-never torch by itself. After it has written its figures the program waits to be ended.
+Whoever starts the program puts this folder first on PYTHONPATH, and into CARDTUNE_OUTSIDE which settings are changed
+and where the figures go. `tuning.outside.runs` asks for the figures of some steps, after which the program waits to be
+ended; `trainables.integrations.program` for a line after each step (`_Stream`), and the program goes on to its end. It
+imports nothing of ours, as the Python of the command may be another, and never torch by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib.util
 import inspect
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -102,10 +104,12 @@ class _Watch:
             self.is_ours = self._claims()
             groups = getattr(optimizer, "param_groups", ())
             self.has_cuda = is_cuda or any(p.is_cuda for group in groups for p in group["params"])
-        if id(optimizer) != self.first or not self.is_ours or self.is_done:
-            return
-        self.steps += 1
-        now = clock()
+        if id(optimizer) == self.first and self.is_ours and not self.is_done:
+            self.steps += 1
+            self.ends_step(clock())
+
+    def ends_step(self, now: float) -> None:
+        """Takes that a step has ended, and counts it once those before it have warmed up."""
         if self.steps < LEFT_OUT_STEPS + QUEUES * self._ready_batches():
             self._next_step()
             return
@@ -191,6 +195,72 @@ class _Watch:
         Path(part).replace(ASKED["out"])
 
 
+class _Stream(_Watch):
+    """Tells of the training as it goes, a line for each event on the file descriptor that was asked for.
+
+    "begins {facts}" before the first step; "step SAMPLES WAITING_S OPTIMIZER_S PEAK_BYTES" after each; "rests" where an
+    evaluation begins, and "goes on" where the training does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = {"waiting": 0.0, "backward": 0.0, "optimizer": 0.0}
+
+    def tell(self, line: str) -> None:
+        """Writes a line; ends the program if whoever counts is gone."""
+        try:
+            os.write(ASKED["stream"], line.encode() + b"\n")
+        except OSError:
+            os._exit(1)
+
+    def part(self, name: str, seconds: float) -> None:
+        """Adds the seconds of a part of the step: the host's alone, so that a card is not waited for."""
+        if not self.is_mixed and (name == "waiting" or not self.has_cuda):
+            self.seconds[name] += seconds
+
+    def yielded(self, index: int | None, batch: Any) -> None:
+        """Takes that a loader has given a batch; an evaluation may begin or end with it."""
+        was_mixed = self.is_mixed
+        if was_mixed and index in self.training and _torch().is_grad_enabled():
+            self._goes_on()
+        super().yielded(index, batch)
+        if self.is_mixed and not was_mixed and self.steps >= LEFT_OUT_STEPS:
+            self.tell("rests")
+
+    def begins_pass(self, index: int | None) -> None:
+        """Takes that a loader is gone over anew, before which an evaluation has ended."""
+        if index in self.training and self.is_mixed:
+            self._goes_on()
+
+    def _goes_on(self) -> None:
+        self.is_mixed, self.seconds = False, dict.fromkeys(self.seconds, 0.0)
+        if self.steps >= LEFT_OUT_STEPS:
+            self.tell("goes on")
+
+    def ends_step(self, now: float) -> None:
+        """Tells of a step."""
+        if self.steps == 1:
+            self.tell(f"begins {json.dumps(self._facts())}")
+        waited_s, optimizer_s = self.seconds["waiting"], self.seconds["optimizer"]
+        self.tell(f"step {self.pending} {waited_s:.6f} {optimizer_s:.6f} {self._peak()}")
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        self._next_step()
+
+    def _facts(self) -> dict[str, Any]:
+        first = min(self.training, default=None)
+        fused = self.optimizers[0]["fused"] if self.optimizers else None
+        found = {"loader": first, "model": self.model, "fused": fused, "reread": self.reread}
+        return found | ({} if first is None else self.loaders[first])
+
+    def _peak(self) -> int:
+        if self.has_cuda:
+            return int(_torch().cuda.max_memory_allocated())
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def write(self) -> None:
+        """Writes nothing: all was told."""
+
+
 def _size(batch: Any) -> int:
     """Returns the samples of a batch: the length of the first tensor that is found in it, 0 if there is none."""
     if hasattr(batch, "shape") and hasattr(batch, "device"):
@@ -253,6 +323,8 @@ def _watch_loaders(module: Any) -> None:
         for name in ("batch_size", "num_workers", "persistent_workers", "prefetch_factor"):
             facts[name] = getattr(self, name, None)
         facts["batches"] = 0 if is_stream else _length(self)
+        sampler = getattr(self.batch_sampler, "sampler", self.sampler)
+        facts |= {"samples": 0 if is_stream else _length(sampler), "drops_last": bool(self.drop_last)}
         facts |= {"pin_memory": bool(self.pin_memory), "asked": {n: v for n, v in own.items() if v is not None}}
         if index == len(WATCH.loaders):
             WATCH.loaders.append(facts)
@@ -333,6 +405,9 @@ def _get_ready() -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     if asked.get("cudnn_benchmark"):
         torch.backends.cudnn.benchmark = True
+    if ASKED.get("cap_bytes") and torch.cuda.is_available():
+        whole_bytes = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, ASKED["cap_bytes"] / whole_bytes))
 
     def called(module: Any, _: Any) -> None:
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
@@ -375,8 +450,18 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 def _note_what_is_read(event: str, args: tuple[Any, ...]) -> None:
     if event == "open" and WATCH.first is None and isinstance(args[0], str):
         path = os.path.realpath(args[0])
-        if path in WROTE and "w" not in str(args[1]):
+        if "w" not in str(args[1]) and (path in WROTE or _is_later(path)) and path not in WATCH.reread:
             WATCH.reread.append(path)
+
+
+def _is_later(path: str) -> bool:
+    """Returns whether a file below the working folder was written after the first step of an earlier run."""
+    if "since" not in ASKED or not path.startswith(HERE) or path.endswith((".py", ".pyc")):
+        return False
+    try:
+        return bool(Path(path).stat().st_mtime > ASKED["since"])
+    except OSError:
+        return False
 
 
 def _theirs() -> None:
@@ -390,9 +475,9 @@ def _theirs() -> None:
 START = clock()
 STANDARD_LIBRARY = f"{os.sep}lib{os.sep}python{sys.version_info[0]}.{sys.version_info[1]}{os.sep}"
 if ASKED:
-    WATCH = _Watch()
-    WROTE = frozenset(ASKED["wrote"])
-    if WROTE:
+    WATCH = _Stream() if "stream" in ASKED else _Watch()
+    WROTE, HERE = frozenset(ASKED.get("wrote", ())), f"{Path.cwd()}{os.sep}"
+    if WROTE or "since" in ASKED:
         sys.addaudithook(_note_what_is_read)
     _targets = {"torch.utils.data.dataloader": _watch_loaders, "torch.optim.optimizer": _watch_optimizers}
     _targets["torch._tensor"] = _watch_backward

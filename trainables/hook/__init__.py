@@ -1,0 +1,24 @@
+"""The folder that Python finds first in a program of the user's, whose steps are counted from outside. No torch.
+
+`sitecustomize.py` in it is imported by that program's Python alone, and imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+TRACKERS_OFF = {
+    "WANDB_MODE": "disabled",
+    "WANDB_SILENT": "true",
+    "COMET_MODE": "DISABLED",
+    "MLFLOW_TRACKING_URI": "",
+}
+"""Variables that keep trackers from writing a run for each of ours; MLflow's is set to a folder that is deleted."""
+
+
+def environment(env: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Returns the environment of a program that is counted: the hook first, trackers off; `folder` is deleted later."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), env.get("PYTHONPATH", "")]))
+    return {**env, **TRACKERS_OFF, "MLFLOW_TRACKING_URI": str(folder), "PYTHONPATH": path}

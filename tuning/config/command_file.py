@@ -1,0 +1,99 @@
+"""A command in place of a workload's file: `workload='python train.py --lr {learning_rate}'` on the command line.
+
+It is written as the file that a person would write (docs/script.md), and that file is the workload from then on: it is
+resumed, trained with and read as any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pprint
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuning.config import atomic, yaml_files
+from tuning.config.errors import ConfigError
+
+KEYS = ("metric", "mode", "epochs", "space")
+"""What is typed beside a command, as key=value."""
+EXAMPLE = (
+    "workload='python train.py --lr {learning_rate}' metric='val_acc=([0-9.]+)' mode=max epochs=5 space=space.yaml"
+)
+_TEXT = '''"""Made of a command by `python -m tuning.run`; change it as you like, and give it as workload=FILE."""
+
+from trainables.integrations.program import Program
+
+train = Program(
+    {command!r},
+    metrics={{{name!r}: {metric!r}}},
+    epochs={epochs},
+)
+SPACE = {space}
+OBJECTIVES = {{{name!r}: {mode!r}}}
+BEFORE = {before}
+'''
+
+
+def with_file(argv: Sequence[str]) -> list[str]:
+    """Returns the command line with a workload's file in the place of a command, and of what is typed beside it.
+
+    Raises ConfigError for what is missing or wrong, before anything is written.
+    """
+    given = dict(item.split("=", 1) for item in argv if "=" in item)
+    command, beside = given.get("workload", ""), {key: given[key] for key in KEYS if key in given}
+    if not re.search(r"\s", command.strip()) or command.endswith(".py"):
+        if beside:
+            key, value = next(iter(beside.items()))
+            raise ConfigError(f"{key}={value} belongs to a command", remedy=EXAMPLE)
+        return list(argv)
+    if lacks := [key for key in KEYS if key not in beside]:
+        raise ConfigError(f"a command as the workload needs {', '.join(f'{key}=' for key in lacks)}", remedy=EXAMPLE)
+    text = _text(command, **beside)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    path = Path(given.get("runs_dir", "runs")) / "commands" / digest / f"{_stem(command)}.py"
+    with atomic.folder(path.parent, "runs_dir"):
+        atomic.write_text(path, text)
+    kept = [item for item in argv if item.partition("=")[0] not in (*KEYS, "workload")]
+    return [f"workload={path}", *kept]
+
+
+def _text(command: str, metric: str, mode: str, epochs: str, space: str) -> str:
+    if mode not in ("min", "max"):
+        raise ConfigError(f"mode={mode}", allowed="min, max", remedy="mode=max for an accuracy, mode=min for a loss")
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", epochs) or float(epochs) <= 0:
+        raise ConfigError(f"epochs={epochs}", allowed="how many epochs the command trains today", remedy="epochs=5")
+    try:
+        groups = re.compile(metric).groups
+    except re.error as error:
+        raise ConfigError(f"metric={metric}: {error}", allowed="a regular expression", remedy=EXAMPLE) from None
+    if groups != 1:
+        what = f"metric={metric} has {groups} groups"
+        raise ConfigError(what, allowed="one, around the number", remedy="metric='val_acc=([0-9.]+)'")
+    found = re.match(r"[A-Za-z_]\w*", metric)
+    name = found[0] if found else "metric"
+    try:
+        knobs = yaml_files.read(Path(space).read_text("utf-8"), space)
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"space={space} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(what, allowed="a YAML file with the knobs and their values", remedy=EXAMPLE) from None
+    before = knobs.pop("before", {})
+    if not isinstance(before, Mapping) or not knobs:
+        what = f"space={space} has no knobs" if not knobs else f"space={space}: before is no mapping"
+        raise ConfigError(what, remedy="learning_rate: {low: 1e-4, high: 1e-2, log: true}, and before: {...} beside it")
+    return _TEXT.format(
+        command=command, name=name, metric=metric, epochs=epochs, mode=mode, space=_shown(knobs), before=_shown(before)
+    )
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    return pprint.pformat(dict(values), width=100, sort_dicts=False)
+
+
+def _stem(command: str) -> str:
+    """Returns what the workload is called: after the script, and its folder."""
+    script = next((Path(word) for word in shlex.split(command) if word.endswith(".py")), Path("command.py"))
+    folder = script.resolve().parent.name
+    return re.sub(r"\W+", "_", f"{folder}_{script.stem}", flags=re.ASCII).strip("_") or "command"
