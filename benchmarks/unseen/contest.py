@@ -1,6 +1,7 @@
 """Equal wall time for cardtune, Ray Tune and Optuna on small trainings that none was tuned on, judged by plain scripts.
 
     python -m benchmarks.unseen.contest --tasks text tabular image --ways ours ray optuna --seconds 120 --seeds 5
+    python -m benchmarks.unseen.contest --tasks tabular text --ways command loop --seconds 180 --seeds 5
 
 A task is a folder beside this file, or a path to one (`task.py` says what it holds). For each search seed the ways take
 turns, in the opposite order on odd seeds. Then the plain script trains the person's first guess and every pick on seeds
@@ -30,10 +31,12 @@ from typing import Any
 import yaml
 
 from benchmarks.document import provenance
+from benchmarks.unseen.task import KNOBS_OF_A_COMMAND
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-WAYS = ("ours", "ray", "optuna")
+WAYS = ("ours", "ray", "optuna", "command", "loop")
+"""The script as a custom loop of ours, Ray Tune and Optuna in a process; the script as a command: ours, Optuna's."""
 GUESS = "guess"
 FIRST_FRESH, SLACK = 1000, 0.002
 CELL = ("task", "way", "seed", "seconds")
@@ -84,8 +87,9 @@ def search(path: Path, way: str, seed: int, seconds: int) -> Row:
     """Returns the pick of a search, how many trials it took and how long; `why` where it has none."""
     began, limit_s = time.monotonic(), 3.0 * seconds + 300
     with tempfile.TemporaryDirectory() as folder:
-        if way == "ours":
-            asked = [f"workload={path / 'loop.py'}", f"search.max_time={seconds}s", f"search.seed={seed}", "name=one"]
+        if way in ("ours", "command"):
+            asked = command(path, Path(folder)) if way == "command" else [f"workload={path / 'loop.py'}"]
+            asked += [f"search.max_time={seconds}s", f"search.seed={seed}", "name=one"]
             _, why = run(["tuning.run", *asked], folder, limit_s)
             best = next(Path(folder).glob("runs/*/one/best.yaml"), None)
             found = exported(best) if best else {"pick": None}
@@ -94,6 +98,21 @@ def search(path: Path, way: str, seed: int, seconds: int) -> Row:
             found = {"pick": None} if why else json.loads(out.splitlines()[-1])
     why = "" if found["pick"] else why or "no training came to its end"
     return {**found, "wall_s": round(time.monotonic() - began, 1), **({"why": why} if why else {})}
+
+
+def command(path: Path, folder: Path) -> list[str]:
+    """Returns what is typed to search a task's script as a command; its space is written into the folder."""
+    code = f"import sys, json; sys.path.insert(0, {str(path)!r}); import script as s"
+    told = f"{code}; print(json.dumps([s.SPACE, s.GUESS, s.EPOCHS]))"
+    out = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+    space, guess, epochs = json.loads(out)
+    searched = {name: space[name] for name in KNOBS_OF_A_COMMAND} | {
+        "before": {n: guess[n] for n in KNOBS_OF_A_COMMAND}
+    }
+    (folder / "space.yaml").write_text(yaml.safe_dump(searched), encoding="utf-8")
+    settings = ", ".join(f'"{name}": {{{name}}}' for name in (*KNOBS_OF_A_COMMAND, "seed"))
+    typed = f"{sys.executable} {path / 'script.py'} '{{{{{settings}}}}}'"
+    return [f"workload={typed}", r"metric=^[0-9.]+ ([0-9.]+)$", "mode=max", f"epochs={epochs}", "space=space.yaml"]
 
 
 def exported(best: Path) -> Row:
@@ -186,17 +205,18 @@ def report(scores: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:
                 f"{of}: {way} {means[way]:.2f} times the guess, least {min(row['score'] for row in rows):.2f}, "
                 f"{lost} of {len(rows)} as the guess, accuracy {mean(differences) if differences else math.nan:+.4f}"
             )
-        peers = {way: means[way] for way in ways if way != "ours"}
-        if "ours" in means and peers:
+        own = next((way for way in ("ours", "command") if way in means), "")
+        peers = {way: means[way] for way in ways if way not in ("ours", "command")}
+        if own and peers:
             better = max(peers, key=lambda way: peers[way])
-            yield f"{of}: ours over the better peer ({better}) {means['ours'] / peers[better]:.2f}"
+            yield f"{of}: {own} over the better peer ({better}) {means[own] / peers[better]:.2f}"
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Runs what is asked for and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["text", "tabular", "image"], help="folders here, or paths")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS[:3]), choices=WAYS)
     parser.add_argument("--seconds", type=int, default=120, help="wall time of a search")
     parser.add_argument("--seeds", type=int, default=5, help="how many search seeds")
     parser.add_argument("--first-seed", type=int, default=0)

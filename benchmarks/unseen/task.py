@@ -30,6 +30,8 @@ ALSO = {
     "amp_dtype": "amp",
     "fused_optimizer": "fused",
 }
+KNOBS_OF_A_COMMAND = ("learning_rate", "batch_size", "width")
+"""What is searched where a script is run as a command: by cardtune (`contest.command`) and by `loop_peer`."""
 TOLERANCE = 0.01
 """How far below the best accuracy a peer's pick may be; `pick.tolerance` of a study has the same default."""
 Report = Callable[..., object]
