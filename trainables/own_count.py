@@ -170,9 +170,13 @@ class Counted:
     def __init__(self, state: OwnState, give: Callable[[Event], None]) -> None:
         self._state, self._give = state, give
         self._milestones = list(state.plan.milestones)
-        # The steps of a program are timed on the host, wherever it computes.
-        timed_on = torch.device("cpu") if state.workload.is_outside else state.device
-        self._watch = Stopwatch(timed_on, each_step=state.plan.each_step)
+        each_step = state.plan.each_step
+        self.outside_at = time.perf_counter()
+        """When that happened which another process tells of, by its clock; no time passes in between."""
+        if state.workload.is_outside:  # timed on its host, wherever it computes
+            self._watch = Stopwatch(torch.device("cpu"), each_step=each_step, clock=lambda: self.outside_at)
+        else:
+            self._watch = Stopwatch(state.device, each_step=each_step)
         self._scaler = precision.grad_scaler(state.config.knobs, state.device)
         self._is_scaled = self._scaler.is_enabled()
         self._warm_up = WarmUp(state.steps, state.config.knobs, self._scaler)
@@ -357,8 +361,8 @@ class Counted:
         self._count(None, None, samples)
 
     def stepped_outside(self, samples: int, waited_s: float, optimizer_s: float) -> None:
-        """Marks that another process has trained a batch: it waited so long for its data, and then computed."""
-        watch, now = self._watch, time.perf_counter()
+        """Marks that another process has trained a batch by now: it waited so long for its data, and then computed."""
+        watch, now = self._watch, self.outside_at
         if watch.is_paused:
             watch.go_on()
         watch.lap("data_wait", min(now, watch.lapped_at + waited_s))
@@ -373,10 +377,11 @@ class Counted:
         if self._watch.is_paused:
             self._watch.go_on()
 
-    def saw_outside(self, facts: Mapping[str, Any], peak_bytes: int) -> None:
-        """Takes facts of another process's first step, and the most bytes that it has held."""
+    def saw_outside(self, facts: Mapping[str, Any], peak_bytes: int, remark: str = "") -> None:
+        """Takes facts of another process's first step, the most bytes that it has held, and a likely mistake."""
         self._state.active |= facts
         self._state.outside_bytes = peak_bytes
+        self._state.remark = remark or self._state.remark
 
     def rests(self) -> None:
         """Pauses the clock for work of the framework, such as an evaluation that is not due."""
@@ -602,6 +607,8 @@ class Counted:
 
     def _observe(self, host: Any, batch: Any, count: int) -> None:
         state = self._state
+        if state.workload.is_outside:  # nothing is computed here, and watching takes a core for seconds at first
+            return
         if state.steps == 0:
             if state.noise_seed is not None and state.micro_batches_done == 1:
                 seed_everything(state.noise_seed)

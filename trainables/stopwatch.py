@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -83,12 +83,18 @@ class Stopwatch:
     """Splits the time since the last reading into spans; `lap(span)` ends one and starts the next."""
 
     def __init__(
-        self, device: torch.device, loading: Mapping[str, float] | None = None, *, each_step: bool = False
+        self,
+        device: torch.device,
+        loading: Mapping[str, float] | None = None,
+        *,
+        each_step: bool = False,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """`loading` holds the seconds of `LOADING` so far, by name; it is read when a window opens and closes.
 
         With `each_step`, windows hold the seconds of every step; on CUDA device time, idle time included.
         """
+        self._clock = clock or time.perf_counter
         self._each_step = each_step
         self._cuda = device.type == "cuda"
         self._device = device
@@ -102,7 +108,7 @@ class Stopwatch:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._loaded = dict(self._loading)
         self.steps = self.micro_steps = self.samples = 0
-        self._opened = self._last = time.perf_counter()
+        self._opened = self._last = self._clock()
         self._last_event = self._record() if self._cuda else None
         self._marks = [_Mark("", self._opened, self._last_event)]
         self._starts: list[_Start] = []
@@ -114,7 +120,7 @@ class Stopwatch:
 
     @property
     def lapped_at(self) -> float:
-        """When the last lap ended, as a reading of `perf_counter`."""
+        """When the last lap ended, as a reading of the clock."""
         return self._last
 
     @property
@@ -126,7 +132,7 @@ class Stopwatch:
         """Stops the clock until `go_on`; synchronises a CUDA device, whose steps are in the window."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
-        self._paused_at = time.perf_counter()
+        self._paused_at = self._clock()
         if self._pass_s is not None and not self._cuda:  # on CUDA, steps may have been computed meanwhile
             self._pass_s += self._paused_at - self._last
 
@@ -135,7 +141,7 @@ class Stopwatch:
         if self._paused_at is None:
             self.restart()
             return
-        self._last = time.perf_counter()
+        self._last = self._clock()
         self._opened += self._last - self._paused_at
         self._last_event = self._record() if self._cuda else None
         self._marks.append(_Mark("", self._last, self._last_event))
@@ -144,10 +150,10 @@ class Stopwatch:
     def lap(self, span: StepSpan, at: float | None = None) -> float:
         """Adds the time since the last lap to `span`, and returns the host seconds since the window opened.
 
-        The span ended `at` that reading of `perf_counter`, or now. On CUDA, idle time of the device before a wait has
+        The span ended `at` that reading of the clock, or now. On CUDA, idle time of the device before a wait has
         no span.
         """
-        now = time.perf_counter() if at is None else max(at, self._last)
+        now = self._clock() if at is None else max(at, self._last)
         if not self._cuda or span == "data_wait":
             self._spans[span] += now - self._last
         before, self._last = _Mark("", self._last, self._last_event), now
@@ -165,7 +171,7 @@ class Stopwatch:
 
     def elapsed_s(self) -> float:
         """Returns host seconds since the window opened, without pauses; does not synchronise."""
-        return (self._paused_at or time.perf_counter()) - self._opened
+        return (self._paused_at or self._clock()) - self._opened
 
     def window(self, loss: float) -> Window:
         """Returns the window that ends now; synchronises a CUDA device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ for epoch in range(epochs):
 {last}
 """
 FILE = """
+import json
 import sys
 from trainables.integrations.program import Program
 command = [sys.executable, "script.py", "{{learning_rate}}", "{{batch_size}}", {epochs}]
@@ -151,3 +153,29 @@ def test_variables_are_shown_before_the_command() -> None:
     made = Program([sys.executable, "a.py", "{hidden}"], {"x": "x=(.)"}, epochs=1, env={"LR": "{learning_rate}"})
     assert made.typed == ("env", "LR={learning_rate}", sys.executable, "a.py", "{hidden}")
     assert made.placeholders == ("hidden", "learning_rate")
+
+
+@pytest.mark.parametrize(("of_loader", "calls", "counted"), [(16, 1, 16), (0, 4, 64)])
+def test_steps_are_timed_by_the_clock_of_the_program(
+    place: Path, monkeypatch: pytest.MonkeyPatch, of_loader: int, calls: int, counted: int
+) -> None:
+    """However late they are heard of; without a loader each call of backward has a batch. An evaluation is no step."""
+    facts = {"loader": 0, "samples": 640, "batch_size": 16, "backwards": 1, "reread": [], "num_workers": 0}
+
+    def fed(self: Program, hearer: Any, folder: Path, settings: object) -> None:
+        step = [of_loader, calls, 0.1, 0.05]
+        entries: list[Any] = [["begins", 1000.0, facts], *(["step", 1000.0 + 0.5 * n, *step] for n in range(4))]
+        entries += [["rests", 1001.5], ["goes on", 1009.0], ["step", 1009.5, *step]]
+        if not hearer._told(json.dumps([1010.0, 2**20, entries])):  # it looked for the loader alone
+            return
+        hearer._held.append((1011.0, "error=0.5"))
+        hearer._told(json.dumps([1012.0, 2**20, []]))
+
+    monkeypatch.setattr(Program, "_run", fed)
+    _, events = trained(place, 5 * counted)
+    windows = [event for event in events if isinstance(event, Window)]
+    assert sum(one.wall_s for one in windows) == pytest.approx(4 * 0.5)
+    assert sum(one.data_wait_s for one in windows) == pytest.approx(4 * 0.1)
+    assert sum(one.optimizer_s for one in windows) == pytest.approx(4 * 0.05)
+    assert sum(one.samples for one in windows) == 5 * counted
+    assert [event.values for event in events if isinstance(event, Evaluation)] == [{"error": 0.5}]

@@ -17,6 +17,17 @@ TRACKERS_OFF = {
 }
 """Variables that keep trackers from writing a run for each of ours; MLflow's is set to a folder that is deleted."""
 
+HOOKED = {
+    **{name: name for name in ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")},
+    **{name: name for name in ("channels_last", "cudnn_benchmark", "tf32")},
+    "fused_optimizer": "fused",
+}
+"""Knobs that are set from outside where they are no arguments of a command, and what the hook calls them."""
+OF_THE_LOADER = frozenset(["num_workers", "prefetch_factor", "persistent_workers", "pin_memory"])
+GIVEN = ("seed", "epochs", "folder")
+"""Placeholders of a command that are no knobs: the training's seed, how many epochs it lasts, and a folder that is
+deleted."""
+
 
 def environment(env: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Returns the environment of a program that is counted: the hook first, trackers off; `folder` is deleted later."""

@@ -9,15 +9,18 @@ imports nothing of ours, as the Python of the command may be another, and never 
 from __future__ import annotations
 
 import atexit
+import builtins
 import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import io
 import json
 import os
 import resource
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,10 @@ BACKWARDS = 8
 """After so many calls of `backward` without any optimiser each is a step: some programs update weights by hand."""
 MEMORY_EVERY = 8
 """Memory is read after so many steps."""
+TELL_S = 0.05
+"""How often the steps are told to whoever counts them."""
 clock = time.perf_counter
+OPEN = builtins.open
 
 
 def _torch() -> Any:
@@ -101,6 +107,7 @@ class _Watch:
         """Takes that an optimiser has stepped: the first that did marks the end of a step."""
         if self.first is None:
             self.first = id(optimizer)
+            builtins.open = io.open = OPEN
             self.is_ours = self._claims()
             groups = getattr(optimizer, "param_groups", ())
             self.has_cuda = is_cuda or any(p.is_cuda for group in groups for p in group["params"])
@@ -196,22 +203,31 @@ class _Watch:
 
 
 class _Stream(_Watch):
-    """Tells of the training as it goes, a line for each event on the file descriptor that was asked for.
+    """Tells of the training as it goes, on the file descriptor that was asked for.
 
-    "begins {facts}" before the first step; "step SAMPLES WAITING_S OPTIMIZER_S PEAK_BYTES" after each; "rests" where an
-    evaluation begins, and "goes on" where the training does.
+    A line every `TELL_S`: the time, the most bytes held, and what has happened since the line before. That is "begins"
+    with facts before the first step; "step" with samples, calls of backward, seconds of waiting and of the optimiser
+    after each; "rests" where an evaluation begins, "goes on" where the training does: each with its time, as other
+    processes of the machine have it (`perf_counter`). A line for each step would slow small ones: it wakes the reader.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds = {"waiting": 0.0, "backward": 0.0, "optimizer": 0.0}
+        self.entries: list[tuple[Any, ...]] = []
+        self.writing = threading.Lock()
+        self.backwards_before = 0
 
-    def tell(self, line: str) -> None:
-        """Writes a line; ends the program if whoever counts is gone."""
-        try:
-            os.write(ASKED["stream"], line.encode() + b"\n")
-        except OSError:
-            os._exit(1)
+    def tell(self, *entry: Any) -> None:
+        """Takes what has happened; the first entry starts the thread that writes them."""
+        self.entries.append(entry)
+        if entry[0] == "begins":
+            threading.Thread(target=self._write_on, daemon=True).start()
+
+    def _write_on(self) -> None:
+        while True:
+            self.write()
+            time.sleep(TELL_S)
 
     def part(self, name: str, seconds: float) -> None:
         """Adds the seconds of a part of the step: the host's alone, so that a card is not waited for."""
@@ -225,7 +241,7 @@ class _Stream(_Watch):
             self._goes_on()
         super().yielded(index, batch)
         if self.is_mixed and not was_mixed and self.steps >= LEFT_OUT_STEPS:
-            self.tell("rests")
+            self.tell("rests", clock())
 
     def begins_pass(self, index: int | None) -> None:
         """Takes that a loader is gone over anew, before which an evaluation has ended."""
@@ -235,14 +251,14 @@ class _Stream(_Watch):
     def _goes_on(self) -> None:
         self.is_mixed, self.seconds = False, dict.fromkeys(self.seconds, 0.0)
         if self.steps >= LEFT_OUT_STEPS:
-            self.tell("goes on")
+            self.tell("goes on", clock())
 
     def ends_step(self, now: float) -> None:
         """Tells of a step."""
         if self.steps == 1:
-            self.tell(f"begins {json.dumps(self._facts())}")
-        waited_s, optimizer_s = self.seconds["waiting"], self.seconds["optimizer"]
-        self.tell(f"step {self.pending} {waited_s:.6f} {optimizer_s:.6f} {self._peak()}")
+            self.tell("begins", now, self._facts())
+        calls, self.backwards_before = self.backwards - self.backwards_before, self.backwards
+        self.tell("step", now, self.pending, calls, self.seconds["waiting"], self.seconds["optimizer"])
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         self._next_step()
 
@@ -250,6 +266,7 @@ class _Stream(_Watch):
         first = min(self.training, default=None)
         fused = self.optimizers[0]["fused"] if self.optimizers else None
         found = {"loader": first, "model": self.model, "fused": fused, "reread": self.reread}
+        found["backwards"] = self.backwards
         return found | ({} if first is None else self.loaders[first])
 
     def _peak(self) -> int:
@@ -258,7 +275,15 @@ class _Stream(_Watch):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def write(self) -> None:
-        """Writes nothing: all was told."""
+        """Writes what was not written yet; ends the program if whoever counts is gone."""
+        with self.writing:
+            now, entries, self.entries = clock(), self.entries, []
+            line = json.dumps([now, self._peak(), entries]).encode() + b"\n"
+            try:
+                while line:
+                    line = line[os.write(ASKED["stream"], line) :]
+            except OSError:
+                os._exit(1)
 
 
 def _size(batch: Any) -> int:
@@ -447,11 +472,18 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _note_what_is_read(event: str, args: tuple[Any, ...]) -> None:
-    if event == "open" and WATCH.first is None and isinstance(args[0], str):
-        path = os.path.realpath(args[0])
-        if "w" not in str(args[1]) and (path in WROTE or _is_later(path)) and path not in WATCH.reread:
-            WATCH.reread.append(path)
+def _watch_files() -> None:
+    """Notes which files of earlier runs are read before the first step. An audit hook would double a step's time."""
+
+    def opened(file: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = kwargs.get("mode", args[0] if args else "r")
+        if WATCH.first is None and isinstance(file, str | os.PathLike) and "w" not in str(mode):
+            path = os.path.realpath(file)
+            if (path in WROTE or _is_later(path)) and path not in WATCH.reread:
+                WATCH.reread.append(path)
+        return OPEN(file, *args, **kwargs)
+
+    builtins.open = io.open = opened
 
 
 def _is_later(path: str) -> bool:
@@ -478,7 +510,7 @@ if ASKED:
     WATCH = _Stream() if "stream" in ASKED else _Watch()
     WROTE, HERE = frozenset(ASKED.get("wrote", ())), f"{Path.cwd()}{os.sep}"
     if WROTE or "since" in ASKED:
-        sys.addaudithook(_note_what_is_read)
+        _watch_files()
     _targets = {"torch.utils.data.dataloader": _watch_loaders, "torch.optim.optimizer": _watch_optimizers}
     _targets["torch._tensor"] = _watch_backward
     sys.meta_path.insert(0, _AfterImport(_targets))

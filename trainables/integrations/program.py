@@ -37,21 +37,13 @@ import psutil
 import torch
 
 from trainables import hook
+from trainables.hook import GIVEN, HOOKED, OF_THE_LOADER
 from trainables.own_run import Run
 from trainables.reports import Ended
 from trainables.workload import LoopError, NotIndependent, WorkloadError
 
-HOOKED = {
-    **{name: name for name in ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")},
-    **{name: name for name in ("channels_last", "cudnn_benchmark", "tf32")},
-    "fused_optimizer": "fused",
-}
-"""Knobs that are set from outside where they are no arguments, and what the hook calls them."""
-OF_THE_LOADER = frozenset(["num_workers", "prefetch_factor", "persistent_workers", "pin_memory"])
 ORDER = "CARDTUNE_OUTSIDE"
 """The variable by which the hook hears what it is to do."""
-GIVEN = ("seed", "epochs", "folder")
-"""Placeholders that are no knobs: the training's seed, how many epochs it lasts, and a folder that is deleted."""
 ENDLESS_EPOCHS = 10_000
 """The epochs of a probe, which is ended once its speed is known."""
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|MemoryError|bad_alloc", re.IGNORECASE)
@@ -59,6 +51,8 @@ LAST_LINES = 20
 """Lines that are kept of what it prints, for its error."""
 SILENT_S = 0.2
 """How often it is looked whether a silent process has ended."""
+HELD_S = 1.0
+"""How long a printed line waits for the hook to tell of the steps before it, which it does every 50 ms."""
 WRITES_S = 20.0
 """The time that it has after its last report to write what it writes at its end, if it was told its epochs."""
 
@@ -157,7 +151,7 @@ class Program:
 
 
 class _Following:
-    """Tells `run` of the steps and the metrics of a process as they come."""
+    """Tells `run` of the steps and the metrics of a process, in the order in which they came."""
 
     def __init__(self, program: Program, run: Run) -> None:
         self.program, self.run = program, run
@@ -165,6 +159,8 @@ class _Following:
         """The metrics of the report that is not complete yet."""
         self._latest: dict[str, float] = {}
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._held: deque[tuple[float, str]] = deque()
+        """Lines that were printed since the hook wrote last, and when: steps before them may not be known yet."""
         self._steps = 0
 
     def follow(self, process: subprocess.Popen[bytes], told: int) -> None:
@@ -177,33 +173,45 @@ class _Following:
             ready = [key.fd for key, _ in selector.select(SILENT_S)]
             if not ready and process.poll() is not None:  # its loader's processes may hold both ends
                 break
-            for descriptor in sorted(ready, key=lambda one: one != told):  # steps before what is printed after them
+            for descriptor in ready:
                 data = os.read(descriptor, 1 << 16)
                 if not data:
                     selector.unregister(descriptor)
                 *lines, rest[descriptor] = re.split(rb"[\r\n]", rest[descriptor] + data)
-                for line in [*lines, *([] if data else [rest[descriptor]])]:
-                    text = line.decode(errors="replace").strip()
-                    if text and not (self._told(text) if descriptor == told else self._printed(text)):
-                        return
+                texts = [
+                    line.decode(errors="replace").strip() for line in [*lines, *([] if data else [rest[descriptor]])]
+                ]
+                if descriptor == told and not all(self._told(text) for text in texts if text.startswith("[")):
+                    return
+                if descriptor == output:
+                    self._held += [(time.perf_counter(), text) for text in texts if text]
+                    self._lines += [text for text in texts if text]
+            self._print_until(time.perf_counter() - HELD_S if self._steps else math.inf)
+        self._print_until(math.inf)
         self._ended(process.wait())
 
     def _told(self, line: str) -> bool:
         """Takes a line of the hook; returns whether to go on."""
-        kind, _, rest = line.partition(" ")
-        run = self.run
-        if kind == "begins":
-            self._begins(json.loads(rest))
-        elif kind == "step" and not run.is_done:
-            samples, waited_s, optimizer_s, peak_bytes = rest.split()
-            self._steps += 1
-            run.saw_outside(self._facts, int(peak_bytes))
-            run.stepped_outside(int(samples) or self._batch_size, float(waited_s), float(optimizer_s))
-        elif kind == "rests":
-            run.rests()
-        elif kind == "goes":
-            run.goes_on()
+        now, peak_bytes, entries = json.loads(line)
+        for kind, at, *rest in entries:
+            self._print_until(at)
+            self.run.outside_at = at
+            if kind == "begins":
+                self._begins(*rest)
+            elif kind == "step" and not self.run.is_done:
+                self._step(peak_bytes, *rest)
+            elif kind == "rests":
+                self.run.rests()
+            elif kind == "goes on":
+                self.run.goes_on()
+        self._print_until(now)
         return True
+
+    def _step(self, peak_bytes: int, samples: int, backwards: int, waited_s: float, optimizer_s: float) -> None:
+        """Takes a step; of a program without a loader each call of backward has a batch of its own."""
+        self._steps += 1
+        self.run.stepped_outside(samples or self._batch_size * max(1, backwards), waited_s, optimizer_s)
+        self.run.saw_outside(self._facts, peak_bytes)
 
     def _begins(self, seen: Mapping[str, Any]) -> None:
         """Takes the facts of the first step, and starts the clock."""
@@ -211,28 +219,37 @@ class _Following:
         if seen["reread"]:
             raise NotIndependent(
                 f"the command goes on from {seen['reread'][0]}, which an earlier training of it wrote: give it a "
-                "folder of each training's own, {folder} in the command, or a switch that starts anew"
+                "folder of each training's own, {folder} in the command, or a switch that starts anew; and delete that "
+                "file before you train, as it is of a run of this search"
             )
         program.saw(seen.get("loader"))
-        asks_size = "batch_size" in program.placeholders
-        self._batch_size = int(run["batch_size"]) if asks_size else int(seen.get("batch_size") or 1)
+        of_loader = int(seen.get("batch_size") or 1)
+        self._batch_size = int(run["batch_size"]) if "batch_size" in program.placeholders else of_loader
         size = program.samples or int(seen.get("samples") or 0)
         if seen.get("drops_last") and seen.get("batch_size") and not program.samples:
-            size -= size % int(seen["batch_size"])
+            size -= size % of_loader
         if not size:
             raise LoopError(
-                "no DataLoader of the command tells how many samples an epoch has: Program(..., samples=N) says it"
+                "no DataLoader of the command tells how many samples an epoch has: samples=N says it, beside the "
+                "command, or in Program(..., samples=N); a loop without epochs has one of all its samples"
             )
         workers = int(seen.get("num_workers") or 0)
         loading = ("prefetch_factor", "persistent_workers") if workers else ()
         self._facts = {"workers": workers, **{name: seen.get(name) for name in loading}}
+        if seen.get("batch_size"):  # those of the first step need not be: some loops read batches ahead
+            batch = of_loader * max(1, int(seen["backwards"]))
+            self._facts |= {"batch_size": batch, "micro_batch_size": batch}
         run.begin(None, size)
         if "seed" not in program.placeholders:  # it draws its numbers as it likes
             self._facts["seed"] = -1
 
-    def _printed(self, line: str) -> bool:
-        """Takes a line that the program printed; returns whether to go on."""
-        self._lines.append(line)
+    def _print_until(self, at: float) -> None:
+        """Takes the lines that were printed by then."""
+        while self._held and self._held[0][0] <= at:
+            self._printed(self._held.popleft()[1])
+
+    def _printed(self, line: str) -> None:
+        """Takes a line that the program printed."""
         for name, pattern in self.program.patterns.items():
             if found := pattern.search(line):
                 self._values[name] = _number(name, found.group(1))
@@ -240,7 +257,6 @@ class _Following:
             self._latest, self._values = self._values, {}
             if self._steps:
                 self._report()
-        return True
 
     def _report(self) -> None:
         """Reports the metrics; if that is the end, the process has some time to end by itself."""
@@ -261,7 +277,7 @@ class _Following:
 
     def _ended(self, code: int) -> None:
         """Takes that the process has ended; raises what that means."""
-        last = self._lines[-1] if self._lines else ""
+        said = f"it printed last: {self._lines[-1][:300]}" if self._lines else "it printed nothing"
         if code:
             print("\n".join(self._lines), file=sys.stderr, flush=True)
             lacks = next((line for line in reversed(self._lines) if OUT_OF_MEMORY.search(line)), "")
@@ -272,14 +288,14 @@ class _Following:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             places = [line for line in self._lines if line.startswith("File ") and "site-packages" not in line]
             at = f" at {places[-1]}" if places else ""
-            raise WorkloadError(f"the command failed with {how}{at}; it printed last: {last[:300]}")
+            raise WorkloadError(f"the command failed with {how}{at}; {said}")
         if not self._steps:
-            raise LoopError(f"no step of a training with torch was seen in the command; it printed last: {last[:300]}")
+            raise LoopError(f"no step of a training with torch was seen in the command; {said}")
         if self.run.evaluate_now and self._latest:
             self._report()
         if not self._latest:
-            wanted = ", ".join(f"{name}={pattern.pattern}" for name, pattern in self.program.patterns.items())
-            raise LoopError(f"no line of the command's output has {wanted}; it printed last: {last[:300]}")
+            wanted = " and ".join(pattern.pattern for pattern in self.program.patterns.values())
+            raise LoopError(f"no line of the command's output has {wanted}; {said}")
 
 
 class _Looking(_Following):
@@ -287,15 +303,12 @@ class _Looking(_Following):
 
     def _told(self, line: str) -> bool:
         """Returns False once the first step has come."""
-        kind, _, facts = line.partition(" ")
-        if kind == "begins":
-            self.program.saw(json.loads(facts).get("loader"))
-        return kind != "begins"
+        (_, _, facts), *_ = json.loads(line)[2]
+        self.program.saw(facts.get("loader"))
+        return False
 
-    def _printed(self, line: str) -> bool:
-        """Takes a line for an error; returns True."""
-        self._lines.append(line)
-        return True
+    def _printed(self, line: str) -> None:
+        """Takes a line for an error alone."""
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:

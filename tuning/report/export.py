@@ -19,7 +19,7 @@ from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import masked, shareable, shareable_value
 from tuning.report.format import SHOWN_FROM, plain
 from tuning.report.named import PICKS, WORDS, Named
-from tuning.report.sentences import command_with, file_of, kinds, place_sentence, train_command
+from tuning.report.sentences import beside_command, command_with, file_of, kinds, place_sentence, train_command
 from tuning.report.summary import Summary
 from tuning.report.trial_views import MEASURED, SPEED
 from tuning.stats.uncertainty import Quality
@@ -41,7 +41,8 @@ def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
     whose = f"{WORDS.get(name, name)} configuration of run {plain(summary.id)}"
     head = f"# The {whose}; it trains as it stands, where the run was started:\n#   {train_command(summary, name)}\n"
     if summary.study.program:
-        head += f"# Or by hand:\n#   {command_with(summary, named.config)}\n"
+        by_hand = [command_with(summary, named.config), *beside_command(summary, named.config)]
+        head += "# Or by hand:\n" + "".join(f"#   {text}\n" for text in by_hand)
     return atomic.write_text(path, head + best_file.text_of(body, str(path)))
 
 

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainables.hook import HOOKED
+from trainables.knob_columns import word
 from tuning.config.cards import HERE
 from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.lenient import finite
@@ -64,6 +66,8 @@ def answer(found: Summary) -> str:
     best = found.best
     if best is None:
         return "No configuration was picked: the run ended before its pick, or no trial reached its end."
+    if best.samples_per_s is None and not best.quality and not found.trials_done:
+        return "No answer yet: nothing was measured in the time. Go on with a larger search.max_time."
     if keeps_today(found):
         said = _keep(found, best)
     else:
@@ -299,6 +303,13 @@ def command_with(found: Summary, config: Config) -> str:
     return plain(shlex.join(word.format(**given) for word in found.study.program))
 
 
+def beside_command(found: Summary, config: Config) -> list[str]:
+    """Returns what the command does not say of a configuration, as it was set from outside, and where to write it."""
+    said, table = " ".join(found.study.program), found.table
+    own = [n for n, v in config.items() if n in HOOKED and f"{{{n}}}" not in said and v != table.defaults[n]]
+    return [f"{name}={word(config[name])}: {table[name].by_hand}" for name in own if table.is_active(name, config)]
+
+
 def _quoted(path: Path) -> str:
     """Returns a path for a shell, with the home folder as ~, which has to stand before the quotes."""
     said = shareable(str(path))
@@ -405,7 +416,7 @@ def verdict_sentence(found: Verdict) -> str:
     """Returns what holds a configuration back, and what may help that was not tried, if it holds back much."""
     if not (found.held and found.remedies):
         return found.sentence
-    return f"{found.sentence}; not searched, might help: {', '.join(found.remedies[:3])}"
+    return f"{found.sentence}; not tried, might help: {', '.join(found.remedies[:3])}"
 
 
 def place_sentence(place: Place) -> str:

@@ -90,6 +90,7 @@ def summary(found: Summary) -> list[RenderableType]:
             rows.append(("set", f"nothing: every knob {others}; {origin}"))
         if found.study.program:
             rows.append(("command", Text(sentences.command_with(found, best.config), overflow="fold")))
+            rows += [("", f"and in the code, {plain(said)}") for said in sentences.beside_command(found, best.config)]
     rows += [("but", Text(f"{said}.", style="yellow")) for said in sentences.cautions(found)]
     if rows:
         parts.append(labelled(rows))

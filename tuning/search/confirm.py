@@ -124,7 +124,8 @@ def confirm(
     each_s = LEAST_ROUNDS * (LEAST_WINDOW_S + window_cost_s(journal.run))
     count = max(len(entrants) + 1, int(min(terms.left_s() / each_s, 100)))
     turns = dict(list(turns.items())[:count])
-    measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
+    if len(turns) > 1:
+        measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
     best = _fastest(journal.run, entrants, terms.reference, race) if is_speed else next(iter(entrants), "")
     name = best.removesuffix(OLD_SYSTEM) or terms.reference_name
     config = entrants.get(best, configs[terms.reference_name])
@@ -156,8 +157,8 @@ def _entrants(
 def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], reference: Config, race: Race) -> str:
     """Returns the fastest of the entrants beside the reference, the first if nothing is known; "" if that is faster.
 
-    If several are equally fast, it is the one with the best expected quality. If trainings slow down, faster system
-    knobs count only with a whole training: short timings see its beginning alone.
+    If several are equally fast, it is the one with the best expected quality, as it was trained. If trainings slow
+    down, faster system knobs count only with a whole training: short timings see its beginning alone.
     """
     gains = {name: gain(run, name, "", own, reference) for name, own in entrants.items()}
     times = {name: own.ratio for name, own in gains.items() if own is not None}
@@ -167,7 +168,8 @@ def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], referen
     times = {name: statistics.geometric_mean(own) for name, own in equals.items()}
     fastest = max(times.values())
     alike = [name for name in times if times[name] >= AS_FAST * fastest]
-    best = max(alike, key=lambda name: (race.expected(name.removesuffix(OLD_SYSTEM)).gain, times[name]))
+    own = {name: name.removesuffix(OLD_SYSTEM) for name in alike}  # of which the trainings are
+    best = max(alike, key=lambda name: (race.expected(own[name]).gain, own[name] == name, times[name]))
     return best if times[best] >= 1.0 else ""
 
 

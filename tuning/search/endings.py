@@ -87,7 +87,7 @@ class Live:
     def outcome(self, result: str) -> str:
         """Returns how it ended: one that was cut or stopped, or ruled out, is no `ok`."""
         if self.stopped_at is not None and result in (Outcome.OK, Outcome.REFUSED):
-            return str(Outcome.STOPPED)
+            return str(Outcome.STOPPED if self.stopped_at else Outcome.CUT)  # it had not begun, and tells nothing
         return str(Outcome.REFUSED) if self.is_ruled_out and result == Outcome.OK else result
 
 

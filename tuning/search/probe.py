@@ -90,7 +90,7 @@ class ProbeStage:
             self._sweep(group, self._clock() + share)
         ends_at = began + self._budget.max_time_s
         for name, knobs in named.items():  # one step of a configuration tuned for a card can take 40 s on a CPU
-            if name not in have and self._clock() < ends_at:
+            if name not in have and self._clock() < ends_at and not self._depend:
                 told(self._measure(dict(knobs), self._probe_s, name=name))
 
     def _a_probe_s(self, kept: float) -> float:
@@ -116,13 +116,19 @@ class ProbeStage:
                 self._at(self._clipped({**best.knobs, "micro_batch_size": size}))
 
     @property
+    def _ends(self) -> list[ProbeRecord]:
+        return [r for r in self._known.values() if isinstance(r, ProbeRecord)]
+
+    @property
+    def _depend(self) -> bool:
+        """Returns whether a training was seen to go on from an earlier one, so that no other tells anything."""
+        return any(r.message.startswith(DEPENDENT) for r in self._ends)
+
+    @property
     def _only_crash(self) -> bool:
         """Returns whether all probes so far have crashed, and others would, too."""
-        ends = [r for r in self._known.values() if isinstance(r, ProbeRecord)]
-        crashed = [r.message for r in ends if r.outcome in CRASHED]
-        return any(text.startswith(DEPENDENT) for text in crashed) or (
-            len(crashed) == len(ends) and others_would_crash(crashed)
-        )
+        crashed = [r.message for r in self._ends if r.outcome in CRASHED]
+        return self._depend or (len(crashed) == len(self._ends) and others_would_crash(crashed))
 
     def _smaller_batches(self) -> list[int]:
         """Returns the batch sizes of the space that a larger micro-batch than theirs does not answer for."""

@@ -295,7 +295,9 @@ class Limits:
 
     def _search_ends_at(self) -> float | None:
         """Returns when the search is to end, None without a limit."""
-        return None if self.config.search.max_time_s is None else self.ends_at - self.time_plan().confirm_s
+        if self.config.search.max_time_s is None:
+            return None
+        return self.ends_at - self.time_plan().confirm_s - confirm.start_s(self._journal.run)
 
     def reference(self) -> tuple[str, Mapping[str, Scalar]]:
         """Returns the reference's name and knobs: `before`, else the plain defaults as they fit."""

@@ -226,6 +226,12 @@ class _Study:
         """Finds out which system knobs change what is learned by this workload, and has them searched so."""
         if self._run.kinds is None:
             begun, start = time.monotonic(), groups.defaults(self._config.space)
+            if self._opening().program:
+                self._journal.append(events.KindsRecord, changed={}, message="", wall_s=0.0)
+                self._note(
+                    "a command shows no gradients: whether a system knob changes what is learned is not measured"
+                )
+                return self._take_kinds()
             self._terminal.doing("each system knob is changed for one batch, to check that its gradients stay the same")
             found = profiler.kinds({**start, **switched_on(self._config.space)}, comparable(self._config.space, start))
             wall_s, message = time.monotonic() - begun, found.message

@@ -58,7 +58,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     micro-batch: what it raises at a smaller one, as batch norm at one sample, is then no mistake of theirs, and the
     lack of memory is raised.
     """
-    tried, lacked = {**knobs, "learning_rate": NO_RATE}, None
+    tried, lacked = {**knobs, **({} if resident.workload.is_outside else {"learning_rate": NO_RATE})}, None
     while True:
         began = time.perf_counter()
         try:
@@ -66,15 +66,17 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
             break
         except Exception as error:  # whatever a user's code raises
             micro = oom.halve(session.config(tried).knobs.micro_batch_size)
-            if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM) or micro is None:
+            is_lack = oom.classify(error) in (Outcome.OOM, Outcome.HOST_OOM) and not resident.workload.is_outside
+            if not is_lack or micro is None:  # a command has no micro-batch
                 if lacked is None or isinstance(error, WorkloadError):  # the latter is a mistake at any size
                     raise
                 raise lacked from None
             session.recover(error)
             tried["micro_batch_size"], lacked = micro, error
-    is_outside = resident.workload.is_outside  # whose optimisers are not known
-    trains = (
-        is_outside or "learning_rate" not in state.asked or any(max(pair) > STILL for pair in own_loop.rates_of(state))
+    trains = (  # of a command no optimiser is known
+        resident.workload.is_outside
+        or "learning_rate" not in state.asked
+        or any(max(pair) > STILL for pair in own_loop.rates_of(state))
     )
     parameters = [] if state.model is None else list(state.model.parameters())
     found = Description(

@@ -250,6 +250,7 @@ class Session:
             knobs = {**knobs, "batch_size": max(own.batch_size, 2 * own.micro_batch_size)}
         state = training.prepare(self.resident, self.config(knobs, self.setting.seed), plan)
         works = Works(state) if isinstance(state, State) else SeenWorks(state)
+        is_outside = isinstance(state, OwnState) and state.workload.is_outside
         windows, steps, starts_s = list[Window](), list[timing.MicroStep](), list[float]()
 
         def take(window: Window) -> bool:
@@ -263,7 +264,7 @@ class Session:
             sizes = min(own.batch_size, works.samples), own.micro_batch_size
             found = speed(windows, starts_s, pass_samples)
             known = dataclasses.replace(known, pass_s=found.pass_s, pass_samples=pass_samples)
-            if works.varies:  # a micro-step has no size that the seconds could be of
+            if works.varies or is_outside:  # a micro-step has no size that the seconds could be of
                 known = timing.at_rate(found.samples_per_s or 0.0, *sizes)
             rate = known.samples_per_s(*sizes)
             spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)

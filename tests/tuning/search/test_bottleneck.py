@@ -98,7 +98,7 @@ def test_waiting_for_data_is_told_with_what_helps() -> None:
     assert found.bound == "compute"
     assert found.sentence.endswith("15 % waiting for data (collating 6.0 %, augmentation 9.0 %)")
     assert (found.held, found.remedies) == (True, ("inplace_augmentation=true",))
-    assert verdict_sentence(found).endswith("; not searched, might help: inplace_augmentation=true")
+    assert verdict_sentence(found).endswith("; not tried, might help: inplace_augmentation=true")
     all_tried = judge(
         waiting, {"machine_cpu_frac": 1.0}, {"ram_cache": True}, EVERY, tried={"inplace_augmentation=true"}
     )
