@@ -139,14 +139,14 @@ class Broken(FormulaProfiler):
 
 @pytest.mark.parametrize(
     ("works", "message", "few"),
-    [(0, "it broke", 4), (0, "LoopError: so", 2), (1, "it broke", 0), (1, "NotIndependent: so", 3)],
+    [(0, "it broke", 4), (0, "LoopError: so", 2), (1, "it broke", 0), (1, "NotIndependent: so", 2)],
 )
 def test_first_probes_that_crash_end_all_but_those_named(journal: Journal, works: int, message: str, few: int) -> None:
-    """Three do, or one that says that `run` is used wrongly."""
+    """Three do, or one that says that `run` is used wrongly; none is timed if trainings depend on each other."""
     profiler = Broken(works, "crash", message)
     probe(journal, profiler, before={"batch_size": 16})
     assert len(profiler.probed) == few if few else len(profiler.probed) > 4
-    assert profiler.probed[-1] == {"batch_size": 16}
+    assert (profiler.probed[-1] == {"batch_size": 16}) == (not message.startswith("NotIndependent"))
 
 
 def test_what_the_time_cut_is_probed_once_there_is_more(journal: Journal) -> None:
