@@ -210,11 +210,11 @@ MOST_LINES = {
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_500,
     "tuning/workers/*.py": 5_180,
-    "trainables/*.py": 13_380,
+    "trainables/*.py": 13_390,
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 780,
-    "tests/trainables/*.py": 8_330,
-    "tests/tuning/*.py": 15_760,
+    "tests/trainables/*.py": 8_340,
+    "tests/tuning/*.py": 15_830,
 }
 
 

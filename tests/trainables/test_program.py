@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.fakes import heard
-from trainables import kinds, training
+from trainables import hook, kinds, training
 from trainables.evaluation import Evaluation
 from trainables.integrations.program import Program
 from trainables.knobs import Knobs
@@ -179,3 +179,10 @@ def test_steps_are_timed_by_the_clock_of_the_program(
     assert sum(one.optimizer_s for one in windows) == pytest.approx(4 * 0.05)
     assert sum(one.samples for one in windows) == 5 * counted
     assert [event.values for event in events if isinstance(event, Evaluation)] == [{"error": 0.5}]
+
+
+def test_only_a_training_that_is_kept_has_its_trackers(place: Path) -> None:
+    """`train` keeps its folder; those of a search are deleted, with what MLflow writes."""
+    off = hook.environment({"WANDB_MODE": "online"}, place)
+    assert (off["WANDB_MODE"], off["MLFLOW_TRACKING_URI"]) == ("disabled", str(place))
+    assert hook.environment({"WANDB_MODE": "online", hook.OUT_FOLDER: "out"}, place)["WANDB_MODE"] == "online"

@@ -29,7 +29,12 @@ GIVEN = ("seed", "epochs", "folder")
 deleted."""
 
 
+OUT_FOLDER = "CARDTUNE_FOLDER"
+"""The variable with the folder of a training that is kept: `python -m tuning train`. It has its trackers, too."""
+
+
 def environment(env: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Returns the environment of a program that is counted: the hook first, trackers off; `folder` is deleted later."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), env.get("PYTHONPATH", "")]))
-    return {**env, **TRACKERS_OFF, "MLFLOW_TRACKING_URI": str(folder), "PYTHONPATH": path}
+    off = {} if OUT_FOLDER in env else {**TRACKERS_OFF, "MLFLOW_TRACKING_URI": str(folder)}
+    return {**env, **off, "PYTHONPATH": path}

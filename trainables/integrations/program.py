@@ -143,7 +143,8 @@ class Program:
     def _values(self, run: Run, folder: Path) -> dict[str, Any]:
         """Returns the value of each placeholder."""
         epochs = math.ceil(run.samples / run.pass_samples if run.pass_samples else self.epochs)
-        given = {"seed": run.seed, "folder": folder, "epochs": min(ENDLESS_EPOCHS, max(1, epochs))}
+        kept = os.environ.get(hook.OUT_FOLDER, folder)
+        given = {"seed": run.seed, "folder": kept, "epochs": min(ENDLESS_EPOCHS, max(1, epochs))}
         try:
             return {name: given[name] if name in GIVEN else run[name] for name in self.placeholders}
         except LoopError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from safetensors.torch import save as save_tensors
 
-from trainables import checkpoint, loop, training
+from trainables import checkpoint, hook, loop, training
 from trainables.files import SHARED, write_whole
 from trainables.knob_columns import Seen
 from trainables.plan import Plan
@@ -118,8 +119,12 @@ def train(job: TrainingJob, session: Session, messages: Console, signals: StopSi
     """
     state, out = _prepared(job, session, messages), job.command.out
     begun_at = state.samples
-    with TrainingBar(messages, job.samples, state.samples) as bar:
-        windows, values = _run(job, session, state, signals, bar, messages)
+    os.environ[hook.OUT_FOLDER] = str(out.resolve())
+    try:
+        with TrainingBar(messages, job.samples, state.samples) as bar:
+            windows, values = _run(job, session, state, signals, bar, messages)
+    finally:
+        del os.environ[hook.OUT_FOLDER]
     plain = session.table.defaults  # best.yaml holds every knob; one at its default asks for nothing
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
     notes = [*runtime_check.disagreements(asked, state.active, session.table), getattr(state, "remark", "")]
