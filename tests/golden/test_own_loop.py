@@ -48,4 +48,4 @@ def test_a_custom_loop_under_a_cap_and_given_more_trials(tmp_path: Path) -> None
     assert len(rounds) == len(set(rounds))
     last = of(again, "pick")[-1]
     assert last["tolerance"] == 1.0
-    assert ", less 1: " in last["rule"] or last["kind"] != "faster", "windows of 10 ms may find today's as fast"
+    assert ", less 1 (" in last["rule"] or last["kind"] != "faster", "windows of 10 ms may find today's as fast"

@@ -58,4 +58,3 @@ def test_a_command_is_searched_and_told_as_it_is_typed(tmp_path: Path) -> None:
     assert {r["seed"] for r in of(records, "confirmed")} == {1}
     assert not of(records, "window"), "a start costs more than a window tells"
     assert f"Or by hand:\n#   {PYTHON} train.py --lr " in (made / "best.yaml").read_text()
-    assert "train.py --lr " in (tmp_path / "out").read_text()

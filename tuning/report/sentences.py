@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainables.hook import HOOKED
 from trainables.knob_columns import word
+from trainables.knobs import OF_THE_LOOP
 from tuning.config.cards import HERE
 from tuning.config.choices import BEFORE, PLAIN
 from tuning.config.lenient import finite
@@ -42,8 +43,8 @@ def left_out(config: StudyConfig) -> list[str]:
 
 
 SEARCHED = (
-    "Trials. Their speeds are those that the search went by: most are of one short timing (a probe). "
-    "front: no other trial is both faster and as good."
+    "Trials, by one seed. Speeds are what the search went by, mostly one short timing (a probe); gains, measured side "
+    "by side, are in the table of answers. front: of the trials that came to their end, none is as good and faster."
 )
 OTHERS_FRAC = 0.1
 """The share of a probe's cores that others may take: 0.00 to 0.03 on two quiet ones, 0.32 to 0.44 beside one."""
@@ -187,19 +188,24 @@ def _learned(found: Summary, best: Named) -> str:
 def _soon(found: Summary) -> str:
     """Returns how long the pick trains, and how soon it is as good as the reference at its end; "" if not known."""
     time, reference = found.answers["best"].time, found.reference
-    if time is None or reference is None or time.own.median_s is None or time.reference.median_s is None:
+    if time is None or reference is None or time.reference.median_s is None:
         return ""
-    own, theirs = duration(time.own.median_s), duration(time.reference.median_s)
+    theirs = duration(time.reference.median_s)
     name, pick, samples = called(reference.name), found.named["best"], found.horizon_samples
     whole = ""
     if samples and pick.samples_per_s and reference.samples_per_s:
         took = [duration(samples / one.samples_per_s) for one in (pick, reference) if one.samples_per_s]
         length = f" of {fmt.epochs(samples / found.study.train_samples)}" if found.study.train_samples else ""
         whole = f" A training{length} takes {took[0]} instead of {took[1]}."
+    missed, seeds = time.own.missed, len(time.own.by_seed)
+    if time.own.median_s is None:
+        return (
+            f"{whole} It did not reach the final {plain(found.objective)} of {name}, which takes {theirs} with these."
+        )
+    own = duration(time.own.median_s)
     soon = f"first reached after {own} instead of {theirs}"
     if own == theirs or time.own.median_s > time.reference.median_s:
         soon = f"reached no sooner: after {own}" + f", with {name} after {theirs}" * (own != theirs)
-    missed, seeds = time.own.missed, len(time.own.by_seed)
     but = f" (on {missed} of {plural(seeds, 'seed')} it never is)" if missed else ""
     return f"{whole} The final {plain(found.objective)} of {name} is {soon}{but}."
 
@@ -307,7 +313,8 @@ def beside_command(found: Summary, config: Config) -> list[str]:
     """Returns what the command does not say of a configuration, as it was set from outside, and where to write it."""
     said, table = " ".join(found.study.program), found.table
     own = [n for n, v in config.items() if n in HOOKED and f"{{{n}}}" not in said and v != table.defaults[n]]
-    return [f"{name}={word(config[name])}: {table[name].by_hand}" for name in own if table.is_active(name, config)]
+    own = [name for name in own if table.is_active(name, config)]
+    return [f"{name}={word(config[name])}: {OF_THE_LOOP[name].by_hand}" for name in own]
 
 
 def _quoted(path: Path) -> str:

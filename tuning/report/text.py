@@ -95,7 +95,8 @@ def summary(found: Summary) -> list[RenderableType]:
     if rows:
         parts.append(labelled(rows))
     if (grid := tables.answers(found, brief=True)) is not None:
-        parts += [Text(""), fmt.table(grid.head, grid.rows), Text(plain(sentences.measured_sentence(found))), Text("")]
+        said = sentences.measured_sentence(found)
+        parts += [Text(""), fmt.table(grid.head, grid.rows), *[Text(plain(said))] * bool(said), Text("")]
     ablated = [Text(""), *ablation(found.ablation)] if found.ablation else []
     return [*parts, labelled(_rest(found)), *ablated, Text("")]
 
