@@ -160,7 +160,7 @@ def test_steps_are_timed_by_the_clock_of_the_program(
     place: Path, monkeypatch: pytest.MonkeyPatch, of_loader: int, calls: int, counted: int
 ) -> None:
     """However late they are heard of; without a loader each call of backward has a batch. An evaluation is no step."""
-    facts = {"loader": 0, "samples": 640, "batch_size": 16, "backwards": 1, "reread": [], "num_workers": 0}
+    facts = {"loader": 0, "samples": 640, "batch_size": 16, "reread": [], "num_workers": 0}
 
     def fed(self: Program, hearer: Any, folder: Path, settings: object) -> None:
         step = [of_loader, calls, 0.1, 0.05]

@@ -205,10 +205,15 @@ class _Watch:
 class _Stream(_Watch):
     """Tells of the training as it goes, on the file descriptor that was asked for.
 
-    A line every `TELL_S`: the time, the most bytes held, and what has happened since the line before. That is "begins"
-    with facts before the first step; "step" with samples, calls of backward, seconds of waiting and of the optimiser
-    after each; "rests" where an evaluation begins, "goes on" where the training does: each with its time, as other
-    processes of the machine have it (`perf_counter`). A line for each step would slow small ones: it wakes the reader.
+    A line is written every `TELL_S`: the time, the peak of memory in bytes, and a list of events, each with its time by
+    `perf_counter`, which all processes of a machine share:
+
+        begins    facts of loaders, optimiser and model, before the first step
+        step      samples, calls of backward, seconds of waiting for data and of the optimiser
+        rests     an evaluation begins
+        goes on   the training continues
+
+    A line for each step would wake the reader, and so take a core, too often for steps of a few milliseconds.
     """
 
     def __init__(self) -> None:
@@ -266,7 +271,6 @@ class _Stream(_Watch):
         first = min(self.training, default=None)
         fused = self.optimizers[0]["fused"] if self.optimizers else None
         found = {"loader": first, "model": self.model, "fused": fused, "reread": self.reread}
-        found["backwards"] = self.backwards
         return found | ({} if first is None else self.loaders[first])
 
     def _peak(self) -> int:
@@ -473,7 +477,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _watch_files() -> None:
-    """Notes which files of earlier runs are read before the first step. An audit hook would double a step's time."""
+    """Notes which files of earlier runs are read before the first step. An audit hook could never be taken back."""
 
     def opened(file: Any, *args: Any, **kwargs: Any) -> Any:
         mode = kwargs.get("mode", args[0] if args else "r")

@@ -211,6 +211,8 @@ class _Following:
     def _step(self, peak_bytes: int, samples: int, backwards: int, waited_s: float, optimizer_s: float) -> None:
         """Takes a step; of a program without a loader each call of backward has a batch of its own."""
         self._steps += 1
+        if self._steps == 2 and samples:  # at the first, some loops have read batches ahead
+            self._facts |= {"batch_size": samples, "micro_batch_size": samples}
         self.run.stepped_outside(samples or self._batch_size * max(1, backwards), waited_s, optimizer_s)
         self.run.saw_outside(self._facts, peak_bytes)
 
@@ -237,9 +239,6 @@ class _Following:
         workers = int(seen.get("num_workers") or 0)
         loading = ("prefetch_factor", "persistent_workers") if workers else ()
         self._facts = {"workers": workers, **{name: seen.get(name) for name in loading}}
-        if seen.get("batch_size"):  # those of the first step need not be: some loops read batches ahead
-            batch = of_loader * max(1, int(seen["backwards"]))
-            self._facts |= {"batch_size": batch, "micro_batch_size": batch}
         run.begin(None, size)
         if "seed" not in program.placeholders:  # it draws its numbers as it likes
             self._facts["seed"] = -1
