@@ -34,6 +34,7 @@ Finds the fastest training that keeps its accuracy and fits its card.
   python -m tuning optuna ID            the run as an Optuna study, for its
                                         dashboard; which knobs matter most
   python -m tuning doctor workload=nli  check this machine; for a bug report
+  python -m tuning schema show          what --json prints, for programs
   python -m tuning --version
 
 exit codes
@@ -56,6 +57,7 @@ _VERBS = {
     "stop": ("tuning.cli.stop", "main"),
     "optuna": ("tuning.cli.optuna_mirror", "main"),
     "doctor": ("tuning.cli.runs", "check_machine"),
+    "schema": ("tuning.cli.replies", "main"),
 }
 """Module and function of each command, loaded when it is asked for: `--help` must not take a second."""
 
@@ -93,6 +95,9 @@ def _answered(arguments: Sequence[str]) -> int:
         return int(getattr(importlib.import_module(module), function)(rest))
     except TuningError as error:
         importlib.import_module("tuning.cli.terminal").Terminal().error(error)
+        if "--json" in rest:
+            replies = importlib.import_module("tuning.cli.replies")
+            print(replies.as_line(replies.of_error(error)))
         return error.exit_code
     except SystemExit as ended:  # argparse's, after its help or its error
         return ended.code if isinstance(ended.code, int) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from tuning.config.choices import PRUNERS, available
@@ -97,6 +99,7 @@ options
   -q, --quiet     warnings and the result only
   -v, --verbose   every event, tracebacks
   --validate      check the configuration and stop
+  --json          the result as JSON on stdout (python -m tuning schema run)
   -h, --help      this text
 
 exit codes
@@ -140,14 +143,16 @@ def main(argv: list[str] | None = None) -> int:
     from tuning.workers.own_workload import UserFile
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
-    terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
+    as_json = "--json" in flags
+    verbosity = 1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0
+    terminal = Terminal(verbosity, out=io.StringIO() if as_json else None)
     heard, file = list[int](), UserFile()
     try:
         require_platform()
-        unknown = [f for f in flags if f not in ("-q", "--quiet", "-v", "--verbose", "--validate")]
+        unknown = [f for f in flags if f not in ("-q", "--quiet", "-v", "--verbose", "--validate", "--json")]
         if unknown:
             raise ConfigError(
-                f"{unknown[0]} is no option", allowed="-h -q -v --validate", remedy="settings are key=value"
+                f"{unknown[0]} is no option", allowed="-h -q -v --validate --json", remedy="settings are key=value"
             )
         _listen(heard, terminal.interrupted)
         validates = "--validate" in flags
@@ -165,11 +170,15 @@ def main(argv: list[str] | None = None) -> int:
                 terminal.note(text)
             terminal.space(config)
             return 0
-        study.run(config, terminal, started, file)
+        folder = study.run(config, terminal, started, file)
+        if as_json:
+            _print_reply(folder)
     except TuningError as error:
         if verbose:
             terminal.traceback(error)
         terminal.error(error)
+        if as_json:
+            _print_reply(error)
         return error.exit_code
     except KeyboardInterrupt:
         signum = heard[0] if heard else signal.SIGINT
@@ -178,6 +187,15 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         file.__exit__()
     return 0
+
+
+def _print_reply(of: Path | TuningError) -> None:
+    """Prints what the run in a folder found, or why there is nothing, as JSON."""
+    from tuning.api import read_run
+    from tuning.cli import replies
+
+    reply = replies.of_error(of) if isinstance(of, TuningError) else replies.of_run(read_run(of).summary, of)
+    print(replies.as_line(reply))
 
 
 def _first_line(overrides: list[str]) -> None:

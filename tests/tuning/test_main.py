@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.commands import ROOT
 from trainables import Knob
 from trainables.knobs import KnobTable, Scalar
 from tuning import __main__, __version__
-from tuning.cli import stop
+from tuning.cli import replies, stop
 from tuning.journal.events import EVENTS
 from tuning.journal.records import IN_ANOTHER_CONTAINER, Journal, Record
 from tuning.journal.run import History
@@ -65,7 +66,7 @@ def test_list_has_the_newest_last_whatever_the_runs_are_called(runs_dir, capsys)
     assert (second[:2], second[3:5]) == ([NEWEST, "nli"], ["finished", "11 trials"])
     assert re.match(r"\d\d \w{3} \d\d:\d\d$", second[2])
     assert re.match(r"\d\.\d\dx ", second[5])
-    rows = json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])
+    rows = json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])["runs"]
     assert [row["id"] for row in rows] == [OLDEST, NEWEST]
     assert rows[0]["began"] <= rows[1]["began"]
 
@@ -74,7 +75,7 @@ def test_list_of_nothing_says_so(tmp_path, capsys):
     code, out, err = answered(capsys, "list", "--runs-dir", tmp_path)
     assert (code, out) == (0, "")
     assert f"no runs in {tmp_path}" in err
-    assert answered(capsys, "list", "--runs-dir", tmp_path, "--json") == (0, "[]\n", "")
+    assert answered(capsys, "list", "--runs-dir", tmp_path, "--json") == (0, '{"schema":1,"runs":[]}\n', "")
 
 
 def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir, capsys):
@@ -143,9 +144,8 @@ def test_a_run_of_another_version_or_without_a_journal_is_a_sentence(runs_dir, r
     (runs_dir / "nli" / "odd" / "trials.jsonl").mkdir(parents=True)
     (runs_dir / "nli" / "torn").mkdir()
     (runs_dir / "nli" / "torn" / "trials.jsonl").write_bytes(b'{"seq":0,\xff\n' * 3)
-    states = {
-        row["id"]: row["state"] for row in json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])
-    }
+    listed = json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])["runs"]
+    states = {row["id"]: row["state"] for row in listed}
     assert (states["later"], states["odd"], states[NEWEST]) == ("other version", "unreadable", "finished")
     for verb in ("show", "report", "ablate"):
         code, out, err = answered(capsys, verb, "later", "--runs-dir", runs_dir)
@@ -249,4 +249,33 @@ def test_a_run_is_written_as_a_study_of_optuna(runs_dir, capsys):
     assert (code, out) == (0, f"to look at it: optuna-dashboard {shlex.quote(str(storage))}\n")
     assert "10 trials that came to their end are needed" in err
     found = json.loads(answered(capsys, "optuna", NEWEST, "--runs-dir", runs_dir, "--json", "--follow")[1])
-    assert found == {"storage": str(storage), "study": f"nli {NEWEST}", "importances": {}}
+    assert found == {"schema": 1, "storage": str(storage), "study": f"nli {NEWEST}", "importances": {}}
+
+
+@pytest.mark.parametrize("verb", ["show", "list", "report", "optuna", "doctor"])
+def test_replies_in_json_are_as_their_schema_says(verb, runs_dir, capsys):
+    run = [] if verb in ("list", "doctor") else [NEWEST]
+    code, out, _ = answered(capsys, verb, *run, "--runs-dir", runs_dir, "--json")
+    reply = TypeAdapter(replies.REPLIES[verb]).validate_json(out)
+    assert (code, reply.schema) == (0, replies.VERSION)
+    assert answered(capsys, "schema", verb)[0] == 0
+
+
+def test_reply_of_a_run_begins_with_what_to_do(runs_dir, found, capsys):
+    reply = json.loads(answered(capsys, "show", NEWEST, "--runs-dir", runs_dir, "--json")[1])
+    assert reply["answer"].startswith("Set ")
+    best, reference = found.best.config, found.reference.config
+    assert reply["set"]
+    assert all(best[name] == value != reference[name] for name, value in reply["set"].items())
+    assert reply["gain"]["low"] <= reply["gain"]["ratio"] <= reply["gain"]["high"]
+    assert reply["best_yaml"] is None
+    assert answered(capsys, "report", NEWEST, "--runs-dir", runs_dir)[0] == 0
+    reply = json.loads(answered(capsys, "show", NEWEST, "--runs-dir", runs_dir, "--json")[1])
+    assert Path(reply["best_yaml"]).is_file()
+    assert reply["next"][0].startswith("python -m tuning train")
+
+
+def test_error_is_a_reply_too(runs_dir, capsys):
+    code, out, err = answered(capsys, "show", "nope", "--runs-dir", runs_dir, "--json")
+    reply = TypeAdapter(replies.ErrorReply).validate_json(out)
+    assert (code, reply.exit_code, err.startswith(f"error: {reply.error}")) == (2, 2, True)

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 
 from trainables.knobs import Knobs, Options, Scalar
+from tuning.cli import replies
 from tuning.cli.estimate_model import is_model, model_question, solved
 from tuning.config.complete import Declared, with_declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import option_fault
 from tuning.config.schema import StudyConfig
-from tuning.memory.fitting import Cell, Fit, fit
+from tuning.memory.fitting import Fit, fit
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, interrupt, predict_all
 from tuning.report import estimate_lines
@@ -92,8 +90,7 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
         said, about = solved(model, ask)
     answer = answered(about, ask)
     if asked.json:
-        first = {"answer": said} if said else {}
-        print(json.dumps({**first, **_as_json(answer), "seconds": time.monotonic() - began}))
+        print(replies.as_line(replies.of_estimate(answer, said, time.monotonic() - began)))
     else:
         console = Console(highlight=False)
         with console.capture() as captured:
@@ -225,32 +222,3 @@ def _refuse_what_the_workload_refuses(options: Options, predictions: Sequence[Pr
         for note in one.notes if one.confidence == "none" else ():
             if note.startswith(("WorkloadError: ", "DataError: ")):
                 raise option_fault(note.partition(": ")[2], options)
-
-
-def _as_json(answer: Estimated) -> dict[str, Any]:
-    about, card = answer.about, answer.about.card
-    return {
-        "workload": about.workload.name,
-        "ref": about.workload.ref,
-        "card": {
-            "name": card.name,
-            "typed": about.card_typed,
-            "memory_bytes": card.memory_bytes,
-            "usable_bytes": card.cap_bytes,
-            "capability": card.capability,
-        },
-        "kernels": about.kernels,
-        "knobs": dict(about.knobs),
-        "searched": {name: list(values) for name, values in about.searched.items()},
-        "notes": answer.notes,
-        "rows": [
-            {**asdict(row), "cells": [*map(_flat, row.cells)], "largest_cell": _flat(row.largest_cell)}
-            for row in answer.rows
-        ],
-        "remedies": [*map(asdict, answer.remedies)],
-    }
-
-
-def _flat(one: Cell | None) -> dict[str, Any] | None:
-    own = {} if one is None else asdict(one)
-    return None if one is None else {**own.pop("peak"), **own}

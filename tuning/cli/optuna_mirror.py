@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 
+from tuning.cli.replies import OptunaReply, as_line
 from tuning.cli.runs import runs_of, with_id
 from tuning.cli.terminal import console, line, show
 from tuning.journal.runs import find_run
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         study = optuna_study.mirrored(run, name, storage)
     found = optuna_study.importances(study)
     if asked.json:
-        print(json.dumps({"storage": place, "study": name, "importances": found}))
+        print(as_line(OptunaReply(storage=place, study=name, importances=found)))
     elif found:
         knobs = dict.fromkeys(knob for shares in found.values() for knob in shares)
         rows = [[knob, *(percent(shares.get(knob)) for shares in found.values())] for knob in knobs]

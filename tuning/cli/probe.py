@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -11,10 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
+from tuning.cli.replies import EditReply, ProbeReply, as_line
 from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError
 from tuning.config.schema import duration_s
@@ -90,10 +89,10 @@ def main(argv: Sequence[str]) -> int:
     diff = edit.patch(edits)
     if diff:
         (folder / "probe.patch").write_text(diff, encoding="utf-8")
-    raw = _raw(answer, command, edits)
-    (folder / "probe.json").write_text(json.dumps(raw, indent=1), encoding="utf-8")
+    reply = as_line(_reply(answer, command, edits))
+    (folder / "probe.json").write_text(reply, encoding="utf-8")
     if asked.json:
-        print(json.dumps(raw))
+        print(reply)
         return 0
     line(result, sentence(answer))
     show(result, labelled([(name, Text(said)) for name, said in _rows(answer, program, time.monotonic() - begun)]))
@@ -205,17 +204,14 @@ def _tried(answer: Compared) -> Iterator[Sequence[object]]:
         yield [name, speed(looks[0]), over + may]
 
 
-def _raw(answer: Compared, command: Sequence[str], edits: Sequence[Edit]) -> dict[str, Any]:
-    gain = answer.gain
-    return {
-        "command": list(command),
-        "answer": sentence(answer),
-        "set": dict(answer.pick.setting) if answer.pick is not None else {},
-        "gain": None
-        if gain is None
-        else {"ratio": gain.ratio, "low": gain.low, "high": gain.high, "rounds": gain.rounds},
-        "today": answer.today.model_dump(exclude={"step_s", "memory"}),
-        "runs": {name: [look.per_s for look in looks] for name, looks in answer.looks.items()},
-        "failed": answer.failed,
-        "where": [{"file": e.file, "line": e.line, "call": e.call, "arguments": dict(e.arguments)} for e in edits],
-    }
+def _reply(answer: Compared, command: Sequence[str], edits: Sequence[Edit]) -> ProbeReply:
+    return ProbeReply(
+        command=command,
+        answer=sentence(answer),
+        set=answer.pick.setting if answer.pick is not None else {},
+        gain=answer.gain,
+        where=[EditReply(file=e.file, line=e.line, call=e.call, arguments=e.arguments) for e in edits],
+        today=answer.today.model_copy(update={"step_s": [], "memory": []}),
+        runs={name: [look.per_s for look in looks] for name, looks in answer.looks.items()},
+        failed=answer.failed,
+    )

@@ -8,11 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+from tuning.cli import replies
+from tuning.cli.replies import DoctorReply, FilesReply, ListedRun, ListReply, as_line
 from tuning.cli.terminal import Terminal, console, line, show
 from tuning.config import best_file
 from tuning.config.errors import ConfigError
@@ -36,11 +37,14 @@ def list_runs(arguments: Sequence[str]) -> int:
     asked = parser("list", "Lists the runs, newest last.").parse_args(arguments)
     rows = [row for folder in known_runs(asked.runs_dir) if (row := _row(folder))]
     if asked.json:
-        print(json.dumps(rows))
+        print(as_line(ListReply(runs=rows)))
         return 0
     if not rows:
         print(f"no runs in {asked.runs_dir}; another place is named with --runs-dir PATH", file=sys.stderr)
-    shown = [[*(plain(row[key]) for key in _COLUMNS), plural(row["trials"], "trial"), row["found"]] for row in rows]
+    shown = [
+        [*map(plain, (one.id, one.workload, one.day, one.state)), plural(one.trials, "trial"), one.found]
+        for one in rows
+    ]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     most = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     for cells in shown:
@@ -48,13 +52,9 @@ def list_runs(arguments: Sequence[str]) -> int:
     return 0
 
 
-_COLUMNS = ("id", "workload", "day", "state")
-
-
-def _row(folder: Path) -> dict[str, Any] | None:
-    """Returns a run's line of the list; None without a study record. `found` is its gain and what is to be set."""
-    row = {"id": folder.name, "workload": folder.parent.name, "state": "unreadable", "trials": 0, "began": ""}
-    row |= {"day": "", "found": ""}
+def _row(folder: Path) -> ListedRun | None:
+    """Returns a run's line of the list; None without a study record."""
+    row = ListedRun(id=folder.name, workload=folder.parent.name, state="unreadable")
     try:
         run = History(read(folder / JOURNAL)[0])
         found = _found(summary.of_run(run)) if run.study is not None and not other_version(run.study) else ""
@@ -64,7 +64,7 @@ def _row(folder: Path) -> dict[str, Any] | None:
         return None
     state = "other version" if other_version(run.study) else "finished" if run.is_finished else "unfinished"
     day = datetime.fromtimestamp(unix_s(run.study.t)).strftime("%d %b %H:%M")
-    return {**row, "state": state, "trials": len(run.ended), "began": run.study.t, "day": day, "found": found}
+    return replace(row, state=state, trials=len(run.ended), began=run.study.t, day=day, found=found)
 
 
 def _found(known: Summary) -> str:
@@ -96,7 +96,7 @@ def show_run(arguments: Sequence[str]) -> int:
     run, ablated = runs_of(folder)
     found = summary.of_run(run, ablated)
     if asked.json:
-        print(json.dumps(_as_json(found, folder, run.is_finished)))
+        print(as_line(replies.of_run(found, folder)))
         return 0
     terminal = Terminal()
     terminal.summary(found, folder)
@@ -104,26 +104,6 @@ def show_run(arguments: Sequence[str]) -> int:
     if found.best is not None and not found.provisional and not run.is_finished:  # else the summary says it
         terminal.resume_hint(sentences.resume_command(folder))
     return 0
-
-
-def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
-    """Returns what `show` prints, and each trial, as plain values in the units of the records."""
-    kept = ("id", "workload", "objectives", "baselines", "trial_counts", "probe_counts", "rule", "notes")
-    return {
-        **{name: getattr(found, name) for name in kept},
-        "state": "finished" if finished else "unfinished",
-        "folder": str(folder),
-        "place": asdict(found.place),
-        "named": {
-            n.name: {**asdict(n), "samples_per_s": n.samples_per_s, "labels": sorted(n.labels)}
-            for n in found.named.values()
-        },
-        "answers": {name: asdict(answer) for name, answer in found.answers.items()},
-        "gains": [asdict(gain) for gain in found.gains],
-        "ablation": [asdict(one) for one in found.ablation],
-        "trials": [asdict(trial) for trial in found.trials],
-        "times": asdict(found.times),
-    }
 
 
 def compare_runs(arguments: Sequence[str]) -> int:
@@ -180,7 +160,7 @@ def write_again(arguments: Sequence[str]) -> int:
     folder = find_run(asked.runs_dir, asked.id)
     found = summary.of_run(*runs_of(folder))
     paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
-    print(json.dumps([str(path) for path in paths]) if asked.json else "\n".join(map(str, paths)))
+    print(as_line(FilesReply(files=list(map(str, paths)))) if asked.json else "\n".join(map(str, paths)))
     return 0
 
 
@@ -201,7 +181,7 @@ def check_machine(arguments: Sequence[str]) -> int:
     checks = [*doctor.preflight(config, "cuda" if cuda else "cpu"), *packages, *machine_checks.found()]
     checks = list({check.name: check for check in checks}.values())  # the later knows more
     if asked.json:
-        print(json.dumps([asdict(check) for check in checks]))
+        print(as_line(DoctorReply(checks=checks)))
     else:
         Terminal().findings(checks)
     return 3 if any(check.state == "FAIL" for check in checks) else 0

@@ -46,6 +46,7 @@ def render(summary: Summary) -> str:
         measured=sentences.measured_sentence(summary),
         unfinished=sentences.unfinished_sentence(summary),
         train=sentences.train_command(summary, "best"),
+        typed=sentences.command_with(summary, best.config) if best else "",
         settings=[] if sentences.keeps_today(summary) else chosen,
         others="at its default" if base is None else f"as in {sentences.called(base.name)}",
         place=sentences.place_sentence(summary.place),

@@ -14,6 +14,7 @@ from tests.fakes import study_of
 from tests.own_files import Here
 from tests.tuning.memory.logs import MIB, prediction
 from tests.tuning.snapshots import check
+from trainables import knob_columns
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
 from tuning.config.choices import available
@@ -94,8 +95,9 @@ ASKED: list[tuple[str, tuple[Gpu, ...]]] = [
 ]
 
 
-def test_what_is_asked_has_its_list():
+def test_what_is_asked_has_its_list(monkeypatch: pytest.MonkeyPatch):
     """Pascal has no bf16, signals no adapter; a card given by its memory has a context, which is taken off."""
+    monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx2"}))
     lines = []
     for settings, gpus in ASKED:
         about = of(settings, gpus)
@@ -186,7 +188,7 @@ def test_rows_say_what_fits_and_the_largest_that_does(capsys):
         needs = [c["needed_bytes"] for c in row["cells"]]
         assert needs == sorted(needs)
         for c in row["cells"]:
-            assert sum(c["breakdown"].values()) == c["live_bytes"] <= c["needed_bytes"]
+            assert sum(c["peak"]["breakdown"].values()) == c["peak"]["live_bytes"] <= c["needed_bytes"]
             assert c["share_frac"] == pytest.approx(c["needed_bytes"] / found["card"]["usable_bytes"])
 
 

@@ -81,7 +81,7 @@ def test_a_batch_of_one_micro_step_holds_no_gradients_of_others(capsys):
     found = told("timm:resnet50 card=rtx4060 batch_size=2", capsys)
     plain = linear([Request("", {}, {}, "cuda")])[0]
     assert found["rows"][0]["cells"][1]["needed_bytes"] <= plain.peak(2).capacity_bytes
-    assert found["rows"][0]["cells"][0]["breakdown"]["optimizer"] == 6 * 2 * 16 * MIB
+    assert found["rows"][0]["cells"][0]["peak"]["breakdown"]["optimizer"] == 6 * 2 * 16 * MIB
 
 
 def test_short_names_reach_the_knobs_and_the_model(folder):
