@@ -191,11 +191,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _print_reply(of: Path | TuningError) -> None:
     """Prints what the run in a folder found, or why there is nothing, as JSON."""
-    from tuning.api import read_run
-    from tuning.cli import replies
+    from tuning.cli import replies, runs
 
-    reply = replies.of_error(of) if isinstance(of, TuningError) else replies.of_run(read_run(of).summary, of)
-    print(replies.as_line(reply))
+    print(replies.as_line(replies.of_error(of) if isinstance(of, TuningError) else runs.reply_of(of)))
 
 
 def _first_line(overrides: list[str]) -> None:

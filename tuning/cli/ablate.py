@@ -27,6 +27,7 @@ from tuning.journal.runs import ABLATION, JOURNAL, find_run, require_known
 from tuning.report import export, report, summary, text
 from tuning.search import ablation
 from tuning.search.confirm import measure_windows, windows_s
+from tuning.search.optuna_study import importances_of
 from tuning.workers import machine, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
             measure_windows(profiler, journal, turns, budget, told, lambda: math.inf)
             whole = summary.of_run(run, journal.run)
     export.write_all(whole, folder)
-    report.write_report(whole, folder / "report.html")
+    report.write_report(whole, folder / "report.html", importances_of(run))
     if asked.json:
         print(json.dumps({"device": facts, "ablation": [asdict(r) for r in whole.ablation], "idle": idle}))
         return 0

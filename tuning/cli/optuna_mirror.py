@@ -12,7 +12,8 @@ from tuning.cli.replies import OptunaReply, as_line
 from tuning.cli.runs import runs_of, with_id
 from tuning.cli.terminal import console, line, show
 from tuning.journal.runs import find_run
-from tuning.report.format import percent, table
+from tuning.report import tables
+from tuning.report.format import table
 from tuning.search import optuna_study
 
 FILE = "optuna.log"
@@ -41,11 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     found = optuna_study.importances(study)
     if asked.json:
         print(as_line(OptunaReply(storage=place, study=name, importances=found)))
-    elif found:
-        knobs = dict.fromkeys(knob for shares in found.values() for knob in shares)
-        rows = [[knob, *(percent(shares.get(knob)) for shares in found.values())] for knob in knobs]
+    elif (grid := tables.importances(found)) is not None:
         line(result, "importance of the searched knobs (PED-ANOVA, over the trials that came to their end):")
-        show(result, table(["", *found], rows))
+        show(result, table(grid.head, grid.rows))
     else:
         line(said, f"note: {optuna_study.LEAST_TRIALS} trials that came to their end are needed for importances")
     return 0

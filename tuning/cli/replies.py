@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from trainables.knobs import Scalar
 from tuning.config.errors import TuningError
+from tuning.journal.events import Importances
 from tuning.journal.timeline import Times
 from tuning.memory.fitting import Fit, Kernels
 from tuning.outside.runs import Look
@@ -122,6 +123,7 @@ class RunReply(Reply):
     trial_counts: Mapping[str, int]
     probe_counts: Mapping[str, int]
     trials: Sequence[TrialView]
+    importances: Importances
     times: Times
 
 
@@ -248,8 +250,8 @@ def of_error(error: TuningError) -> ErrorReply:
     return ErrorReply(error=error.what, allowed=error.allowed, remedy=error.remedy, exit_code=error.exit_code)
 
 
-def of_run(found: Summary, folder: Path) -> RunReply:
-    """Returns what a run found."""
+def of_run(found: Summary, folder: Path, importances: Importances) -> RunReply:
+    """Returns what a run found; `importances` are by objective and searched knob."""
     reference, best, file = found.reference, found.best, folder / "best.yaml"
     named = {
         one.name: ConfigurationReply(
@@ -289,6 +291,7 @@ def of_run(found: Summary, folder: Path) -> RunReply:
         trial_counts=found.trial_counts,
         probe_counts=found.probe_counts,
         trials=found.trials,
+        importances=importances,
         times=found.times,
     )
 

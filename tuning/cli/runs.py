@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tuning.cli import replies
-from tuning.cli.replies import DoctorReply, FilesReply, ListedRun, ListReply, as_line
+from tuning.cli.replies import DoctorReply, FilesReply, ListedRun, ListReply, RunReply, as_line
 from tuning.cli.terminal import Terminal, console, line, show
 from tuning.config import best_file
 from tuning.config.errors import ConfigError
@@ -25,6 +25,7 @@ from tuning.report import export, report, sentences, summary, tables
 from tuning.report.format import fit, plain, plural, spoken, table, unlike
 from tuning.report.frameworks import FRAMEWORKS, exported
 from tuning.report.summary import Summary
+from tuning.search.optuna_study import importances_of
 from tuning.workers import doctor, machine_checks, nvml
 from tuning.workers.own_workload import UserFile
 
@@ -93,17 +94,22 @@ def show_run(arguments: Sequence[str]) -> int:
     """Prints the summary of a run and its trials, and returns the exit code."""
     asked = with_id("show", "Prints the summary of a run and its trials.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
-    run, ablated = runs_of(folder)
-    found = summary.of_run(run, ablated)
     if asked.json:
-        print(as_line(replies.of_run(found, folder)))
+        print(as_line(reply_of(folder)))
         return 0
-    terminal = Terminal()
+    run, ablated = runs_of(folder)
+    found, terminal = summary.of_run(run, ablated), Terminal()
     terminal.summary(found, folder)
-    terminal.trials(found)
+    terminal.trials(found, importances_of(run))
     if found.best is not None and not found.provisional and not run.is_finished:  # else the summary says it
         terminal.resume_hint(sentences.resume_command(folder))
     return 0
+
+
+def reply_of(folder: Path) -> RunReply:
+    """Returns what the run in a folder found, for programs."""
+    run, ablated = runs_of(folder)
+    return replies.of_run(summary.of_run(run, ablated), folder, importances_of(run))
 
 
 def compare_runs(arguments: Sequence[str]) -> int:
@@ -158,8 +164,9 @@ def write_again(arguments: Sequence[str]) -> int:
     """Writes what a run exports once more and returns the exit code."""
     asked = with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
-    found = summary.of_run(*runs_of(folder))
-    paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
+    run, ablated = runs_of(folder)
+    found, page = summary.of_run(run, ablated), folder / "report.html"
+    paths = [*export.write_all(found, folder), report.write_report(found, page, importances_of(run))]
     print(as_line(FilesReply(files=list(map(str, paths)))) if asked.json else "\n".join(map(str, paths)))
     return 0
 

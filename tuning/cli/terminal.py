@@ -32,6 +32,7 @@ from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, re
 from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
 from tuning.journal import events
+from tuning.journal.events import Importances
 from tuning.journal.run import History
 from tuning.report import sentences, tables, text, words
 from tuning.report.format import LABEL_WIDTH, labelled, plain, table
@@ -194,11 +195,14 @@ class Terminal:
         if paths:
             self._say(labelled([("wrote", f"{', '.join(p.name for p in paths)}, report.html in {folder}")]))
 
-    def trials(self, summary: Summary) -> None:
-        """Prints every trial to stdout; nothing if none has ended."""
+    def trials(self, summary: Summary, importances: Importances) -> None:
+        """Prints every trial to stdout, and which knobs decide what; nothing of what is not known."""
         if (found := tables.trials(summary, brief=self._out.width < live.WITH_PEAK)) is not None:
             show(self._out, Text(f"\n{sentences.SEARCHED}\n"))
             show(self._out, table(found.head, found.rows))
+        if (shares := tables.importances(importances)) is not None:
+            show(self._out, Text("\nthe share of each searched knob in what makes trials good (PED-ANOVA)\n"))
+            show(self._out, table(shares.head, shares.rows))
 
     def error(self, error: BaseException) -> None:
         """Prints an error as it describes itself, and how to go on with a run that can be resumed."""

@@ -18,6 +18,8 @@ Config = Mapping[str, Scalar]
 """The knobs of a configuration by name."""
 Values = Mapping[str, float | None]
 """Qualities by the name of their objective, None for what was not finite."""
+Importances = Mapping[str, Mapping[str, float]]
+"""By objective how much each searched knob decides it, shares that sum to 1, the largest first."""
 Facts = Mapping[str, Any]
 """Plain values by name, as a worker, a device or the resolved configuration has them."""
 Objectives = Mapping[str, Literal["min", "max"]]

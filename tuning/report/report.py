@@ -17,18 +17,19 @@ from markupsafe import Markup
 from tuning.config import atomic
 from tuning.config.cards import HERE
 from tuning.config.shareable import shareable
+from tuning.journal.events import Importances
 from tuning.report import format as fmt
 from tuning.report import plots, sentences, tables, words
 from tuning.report.format import duration, percent, plain
 from tuning.report.summary import Summary
 
 
-def write_report(summary: Summary, path: Path) -> Path:
+def write_report(summary: Summary, path: Path, importances: Importances | None = None) -> Path:
     """Returns `path`, where the report now stands; raises ConfigError where it cannot be written."""
-    return atomic.write_text(path, render(summary))
+    return atomic.write_text(path, render(summary, importances or {}))
 
 
-def render(summary: Summary) -> str:
+def render(summary: Summary, importances: Importances) -> str:
     """Returns the page."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
@@ -55,6 +56,7 @@ def render(summary: Summary) -> str:
         ablation=list(tables.ablation(summary.ablation)),
         probes=tables.probes(summary),
         trials=tables.trials(summary),
+        importances=tables.importances(importances),
         searched=sentences.SEARCHED,
         times=_times(summary),
         provenance=list(_provenance(summary)),

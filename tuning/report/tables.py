@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainables.knobs import complete
+from tuning.journal.events import Importances
 from tuning.report.format import (
     difference,
     duration,
     number,
+    percent,
     plain,
     plural,
     quality,
@@ -24,7 +26,7 @@ from tuning.report.named import WORDS, Named
 from tuning.report.sentences import bound, called, found_by, keeps_today
 from tuning.report.summary import Summary
 from tuning.report.time_to_quality import Reached
-from tuning.report.trial_views import TrialView
+from tuning.report.trial_views import SPEED, TrialView
 from tuning.report.words import outcome, state
 from tuning.search.ablation import AblationResult
 from tuning.search.race import SYSTEM
@@ -60,6 +62,13 @@ def answers(found: Summary, *, brief: bool = False) -> Grid | None:
     stressed = next((n for n, one in enumerate(rows_of) if one.name == "best"), None)
     grid = Grid([head[n] for n in columns], [[row[n] for n in columns] for row in rows], stressed)
     return grid if len(rows) > 1 else None
+
+
+def importances(shares: Importances) -> Grid | None:
+    """Returns the share of each searched knob in each objective, the largest of the first objective first."""
+    knobs = dict.fromkeys(knob for own in shares.values() for knob in own)
+    rows = [[knob, *(percent(own.get(knob)) for own in shares.values())] for knob in knobs]
+    return Grid(["", *("speed" if name == SPEED else name for name in shares)], rows) if rows else None
 
 
 def _answer(found: Summary, one: Named, objectives: Sequence[str], *, brief: bool) -> list[str]:

@@ -9,7 +9,6 @@ from typing import cast
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.storages import BaseStorage, JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection as Direction
@@ -18,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from tuning.config.errors import ConfigError
 from tuning.config.lenient import mapping
 from tuning.config.space import Choice, Parameter, Space
-from tuning.journal.events import TrialRecord
+from tuning.journal.events import Importances, TrialRecord
 from tuning.journal.run import History, Trial
 from tuning.memory.oom import Outcome
 from tuning.search.throughput import SAMPLES_PER_S
@@ -66,11 +65,16 @@ def opened(url: str) -> BaseStorage:
         raise ConfigError(what[:300], remedy="a file, or a URL such as sqlite:///optuna.db") from error
 
 
-def importances(study: optuna.Study) -> dict[str, dict[str, float]]:
-    """Returns by objective how much each searched knob decides it, shares that sum to 1, the largest first.
+def importances_of(run: History) -> Importances:
+    """Returns the importances of a run's searched knobs; empty while fewer than `LEAST_TRIALS` came to their end."""
+    is_enough = sum(end.outcome == Outcome.OK for end in run.ended) >= LEAST_TRIALS
+    return importances(mirrored(run, "run")) if is_enough else {}
 
-    By PED-ANOVA over the complete trials; empty for fewer than `LEAST_TRIALS` of them.
-    """
+
+def importances(study: optuna.Study) -> Importances:
+    """Returns the importances by PED-ANOVA over the complete trials; empty for fewer than `LEAST_TRIALS` of them."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances  # a second: it brings sklearn
+
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len(complete) < LEAST_TRIALS:
         return {}

@@ -37,7 +37,7 @@ from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, predict_all
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import epochs
-from tuning.search import runtime_check
+from tuning.search import optuna_study, runtime_check
 from tuning.search.confirm import SHARE
 from tuning.search.probe import ProbeStage, left_out
 from tuning.search.protocols import TrialPlan
@@ -416,7 +416,8 @@ class _Study:
         with self._stage("export"):
             found = summary.of_run(self._run)
             paths = export.write_all(found, self._folder)
-            report.write_report(found, self._folder / "report.html")
+            shares = optuna_study.importances_of(self._run)
+            report.write_report(found, self._folder / "report.html", shares)
         self._journal.append(events.StopRecord, reason="finished", resumable=False)
         found = summary.of_run(self._run)
         self._terminal.summary(found, self._folder, paths)

@@ -70,7 +70,7 @@ def printed(records, columns=80, *, trials=False):
     terminal = Terminal(out=out, err=io.StringIO(), env={"COLUMNS": str(columns)})
     terminal.summary(found, FOLDER)
     if trials:
-        terminal.trials(found)
+        terminal.trials(found, {})
     return out.getvalue()
 
 
