@@ -26,10 +26,10 @@ from tuning.report.summary import Summary
 
 def write_report(summary: Summary, path: Path, importances: Importances | None = None) -> Path:
     """Returns `path`, where the report now stands; raises ConfigError where it cannot be written."""
-    return atomic.write_text(path, render(summary, importances or {}))
+    return atomic.write_text(path, render(summary, importances))
 
 
-def render(summary: Summary, importances: Importances) -> str:
+def render(summary: Summary, importances: Importances | None = None) -> str:
     """Returns the page."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
@@ -56,7 +56,7 @@ def render(summary: Summary, importances: Importances) -> str:
         ablation=list(tables.ablation(summary.ablation)),
         probes=tables.probes(summary),
         trials=tables.trials(summary),
-        importances=tables.importances(importances),
+        importances=tables.importances(importances or {}),
         searched=sentences.SEARCHED,
         times=_times(summary),
         provenance=list(_provenance(summary)),
