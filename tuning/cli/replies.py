@@ -104,7 +104,7 @@ class RunReply(Reply):
     state: str
     answer: str
     cautions: Sequence[str]
-    set: Mapping[str, Scalar]
+    set: Mapping[str, object]
     command: str
     reference: str
     gain: Gain | None
@@ -180,7 +180,7 @@ class EditReply:
     file: str
     line: int
     call: str
-    arguments: Mapping[str, Scalar]
+    arguments: Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +272,7 @@ def of_run(found: Summary, folder: Path, importances: Importances) -> RunReply:
         state="finished" if found.is_finished else "unfinished",
         answer=sentences.answer(found),
         cautions=list(sentences.cautions(found)),
-        set=dict(differing(best.config, reference.config, found.table)) if best and reference else {},
+        set=differing(best.config, reference.config, found.table) if best and reference else {},
         command=sentences.command_with(found, best.config) if best else "",
         reference=reference.name if reference else "",
         gain=found.gain("best", reference.name) if best and reference else None,

@@ -144,8 +144,8 @@ class MLflow:
 
     def end(self, search: TrackedRun) -> None:
         """Writes the pick and the answer."""
-        for name, value in search.tags.items():
-            self._client.set_tag(self._parent, name, value)
+        for name, said in search.tags.items():
+            self._client.set_tag(self._parent, name, said)
         for name, value in search.metrics.items():
             self._client.log_metric(self._parent, name, value)
         self._client.set_terminated(self._parent)
