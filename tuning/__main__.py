@@ -31,11 +31,8 @@ Finds the fastest training that keeps its accuracy and fits its card.
   python -m tuning report ID            write best.yaml and report.html anew
   python -m tuning export ID --to transformers
                                         what was found, for a framework
-  python -m tuning optuna ID            the run as an Optuna study, for its
-                                        dashboard; which knobs matter most
-  python -m tuning log ID --to tensorboard
-                                        a run for each trial in TensorBoard,
-                                        MLflow or W&B; --follow while it goes on
+  python -m tuning log ID --to optuna   its trials in Optuna's storage,
+                                        TensorBoard, MLflow or W&B
   python -m tuning doctor workload=nli  check this machine; for a bug report
   python -m tuning schema show          what --json prints, for programs
   python -m tuning --version
@@ -58,7 +55,6 @@ _VERBS = {
     "export": ("tuning.cli.runs", "export_best"),
     "compare": ("tuning.cli.runs", "compare_runs"),
     "stop": ("tuning.cli.stop", "main"),
-    "optuna": ("tuning.cli.optuna_mirror", "main"),
     "log": ("tuning.cli.log", "main"),
     "doctor": ("tuning.cli.runs", "check_machine"),
     "schema": ("tuning.cli.replies", "main"),

@@ -1,4 +1,4 @@
-"""python -m tuning log: a run in TensorBoard, MLflow or W&B, while it goes on or afterwards."""
+"""python -m tuning log: a run in Optuna's storage, TensorBoard, MLflow or W&B, while it goes on or afterwards."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def main(arguments: Sequence[str]) -> int:
     """Writes the trials that have ended, and returns the exit code."""
     made = with_id("log", "Writes a run to an experiment tracker: a run for each trial.", as_json=False)
     made.add_argument("--to", required=True, choices=tuple(trackers.TRACKERS), help="the tracker")
-    said = "TensorBoard, W&B: a folder; MLflow: a tracking URI  [in the run's folder]"
-    made.add_argument("--place", metavar="FOLDER|URI", help=said)
+    said = "a folder, of Optuna a file or URL, of MLflow a tracking URI  [in the run's folder]"
+    made.add_argument("--place", metavar="PLACE", help=said)
     made.add_argument("--follow", action="store_true", help="goes on until the run has ended, or Ctrl-C")
     asked = made.parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
@@ -30,11 +30,13 @@ def main(arguments: Sequence[str]) -> int:
     tracker = trackers.TRACKERS[asked.to](folder.name, folder, asked.place)
     result = console(sys.stdout, os.environ)
     line(result, f"to look at it: {tracker.place}")
-    written = trackers.write(summary.of_run(run, ablated), tracker)
+    found = summary.of_run(run, ablated)
+    written = trackers.write(tracker, run, found)
     while asked.follow and not run.is_finished:
         time.sleep(EACH_S)
         run, ablated = runs_of(folder)
-        written += trackers.write(summary.of_run(run, ablated), tracker)
-    tracker.end(trackers.whole(summary.of_run(run, ablated)))
+        found = summary.of_run(run, ablated)
+        written += trackers.write(tracker, run, found)
+    tracker.end(trackers.whole(found))
     line(result, f"{plural(written, 'trial')} written")
     return 0

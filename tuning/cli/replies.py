@@ -201,15 +201,6 @@ class ProbeReply(Reply):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptunaReply(Reply):
-    """Where the run stands as a study of Optuna; by objective the share of each searched knob in it."""
-
-    storage: str
-    study: str
-    importances: Mapping[str, Mapping[str, float]]
-
-
-@dataclass(frozen=True, kw_only=True)
 class FilesReply(Reply):
     """The files that were written."""
 
@@ -224,7 +215,6 @@ REPLIES: Mapping[str, type[Reply]] = {
     "doctor": DoctorReply,
     "estimate": EstimateReply,
     "probe": ProbeReply,
-    "optuna": OptunaReply,
     "report": FilesReply,
     "error": ErrorReply,
 }

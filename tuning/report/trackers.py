@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tuning.config.errors import ConfigError, PreflightError
+from optuna.study import get_all_study_summaries
+
+from tuning.config.errors import ConfigError, PreflightError, TuningError
 from tuning.journal.events import Config
+from tuning.journal.run import History
 from tuning.report import sentences
 from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED
+from tuning.search import optuna_study
 
 
 @dataclass(frozen=True)
@@ -62,25 +68,57 @@ def whole(found: Summary) -> TrackedRun:
     return TrackedRun(found.id, best.config if best else {}, metrics, tags, found.objective)
 
 
-class Tracker(Protocol):
-    """Takes the runs of a search. `place` says where they are to be looked at."""
+class Tracker(ABC):
+    """Takes a search. `place` is how it is looked at."""
 
     place: str
 
+    def take(self, run: History, found: Summary) -> int:
+        """Returns how many trials were written: those that have ended and are not there yet."""
+        missing = [one for one in trials_of(found) if not self.has(one.name)]
+        for one in missing:
+            self.trial(one)
+        return len(missing)
+
+    @abstractmethod
     def has(self, name: str) -> bool:
         """Returns whether a trial is there already."""
-        ...
 
+    @abstractmethod
     def trial(self, one: TrackedRun) -> None:
         """Writes a trial."""
-        ...
 
+    @abstractmethod
     def end(self, search: TrackedRun) -> None:
         """Writes the search itself, anew each time, and closes what is open."""
-        ...
 
 
-class TensorBoard:
+class OptunaStorage(Tracker):
+    """A study with a trial for each of ours, for optuna-dashboard: in a file of the run's folder, or a database."""
+
+    def __init__(self, run: str, folder: Path, place: str | None) -> None:
+        where, self._name = place or str(folder / "optuna.log"), f"{folder.parent.name} {run}"
+        self._storage = optuna_study.opened(where)
+        self.place = f"optuna-dashboard {shlex.quote(where)}"
+
+    def take(self, run: History, found: Summary) -> int:
+        """Returns how many trials were written."""
+        known = {one.study_name: one.n_trials for one in get_all_study_summaries(self._storage)}
+        study = optuna_study.mirrored(run, self._name, self._storage)
+        return len(study.get_trials(deepcopy=False)) - known.get(self._name, 0)
+
+    def has(self, name: str) -> bool:
+        """Returns False: a study knows its own trials."""
+        return False
+
+    def trial(self, one: TrackedRun) -> None:
+        """Does nothing: `take` writes them."""
+
+    def end(self, search: TrackedRun) -> None:
+        """Does nothing: a study has no pick."""
+
+
+class TensorBoard(Tracker):
     """A folder for each trial, with its curve over samples, and its settings on the page HPARAMS."""
 
     def __init__(self, run: str, folder: Path, place: str | None) -> None:
@@ -107,7 +145,7 @@ class TensorBoard:
             writer.add_text("answer", "  \n".join(f"{name}: {value}" for name, value in search.tags.items()))
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run with a nested run for each trial, in the experiment `cardtune`; without a place in the run's folder."""
 
     def __init__(self, run: str, folder: Path, place: str | None) -> None:
@@ -151,7 +189,7 @@ class MLflow:
         self._client.set_terminated(self._parent)
 
 
-class WandB:
+class WandB(Tracker):
     """A run for each trial in the project `cardtune`, a group for a search; offline unless WANDB_MODE is set."""
 
     def __init__(self, run: str, folder: Path, place: str | None) -> None:
@@ -194,12 +232,13 @@ class WandB:
         self._wandb.teardown()
 
 
-TRACKERS: Mapping[str, type[TensorBoard] | type[MLflow] | type[WandB]] = {
+TRACKERS: Mapping[str, Callable[[str, Path, str | None], Tracker]] = {
+    "optuna": OptunaStorage,
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WandB,
 }
-"""The trackers by the word of `python -m tuning log --to`."""
+"""The trackers by the word of `python -m tuning log --to`: of a run's id, its folder, and a place if one is named."""
 
 
 def _imported(module: str, package: str) -> Any:
@@ -211,13 +250,12 @@ def _imported(module: str, package: str) -> Any:
         raise PreflightError(what[:300], remedy=f"pip install {package}") from error
 
 
-def write(found: Summary, tracker: Tracker) -> int:
-    """Returns how many trials were written; raises ConfigError with what the tracker raised."""
+def write(tracker: Tracker, run: History, found: Summary) -> int:
+    """Returns how many trials a tracker took; raises ConfigError with what it raised."""
     try:
-        missing = [one for one in trials_of(found) if not tracker.has(one.name)]
-        for one in missing:
-            tracker.trial(one)
+        return tracker.take(run, found)
+    except TuningError:
+        raise
     except Exception as error:  # such as a server that cannot be reached
         what = f"{type(tracker).__name__} took not every trial: {type(error).__name__}: {error}"
         raise ConfigError(what[:400], remedy="the same command again writes what is missing") from error
-    return len(missing)

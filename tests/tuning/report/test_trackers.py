@@ -14,7 +14,7 @@ from tuning.report import summary, trackers
 from tuning.report.trackers import TrackedRun
 
 
-class Kept:
+class Kept(trackers.Tracker):
     """A tracker in memory, which refuses the trial `broken`."""
 
     place = ""
@@ -38,7 +38,7 @@ class Kept:
 def test_each_trial_is_written_once_as_it_ends(records: Any) -> None:
     run, kept = History(records), Kept()
     parts = [run.before(run.ended[3].seq), run, run]
-    assert [trackers.write(summary.of_run(part), kept) for part in parts] == [3, len(run.ended) - 3, 0]
+    assert [trackers.write(kept, part, summary.of_run(part)) for part in parts] == [3, len(run.ended) - 3, 0]
     by_name = {one.name: one for one in kept.trials}
     for end in run.ended:
         one = by_name[end.trial]
@@ -57,22 +57,24 @@ def test_the_search_has_the_pick_and_the_answer(records: Any) -> None:
 
 
 def test_a_tracker_that_fails_is_one_error_and_goes_on_later(records: Any) -> None:
-    found, kept = summary.of_run(History(records)), Kept()
+    run, kept = History(records), Kept()
+    found = summary.of_run(run)
     kept.broken = found.trials[2].trial
     with pytest.raises(ConfigError, match=r"Kept took not every trial: OSError: no server"):
-        trackers.write(found, kept)
+        trackers.write(kept, run, found)
     kept.broken = ""
-    assert trackers.write(found, kept) == len(found.trials) - 2
+    assert trackers.write(kept, run, found) == len(found.trials) - 2
 
 
 @pytest.mark.parametrize("name", trackers.TRACKERS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_trackers_own_package_takes_a_run(name: str, records: Any, tmp_path: Path) -> None:
     pytest.importorskip(name)
-    found = summary.of_run(History(answered.run(records)))
+    run = History(answered.run(records))
+    found = summary.of_run(run)
     for written in (len(found.trials), 0):
         tracker = trackers.TRACKERS[name]("20261121-103412-3f2a", tmp_path, None)
-        assert trackers.write(found, tracker) == written
+        assert trackers.write(tracker, run, found) == written
         tracker.end(trackers.whole(found))
 
 
