@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,7 +18,9 @@ from tuning.config import yaml_files
 from tuning.config.errors import ConfigError, allowed_by
 from tuning.config.shareable import at_home, is_masked
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
+Status = Literal["confirmed", "probed", "unconfirmed", "trained"]
+"""confirmed: trained again on fresh seeds. probed: its speed alone is known. unconfirmed: the run ended before."""
 REMEDY = "undo the edit, or export it again: python -m tuning report ID"
 
 
@@ -66,6 +68,51 @@ class QualityPart(_Part):
     method: str
 
 
+class BesideQualityPart(_Part):
+    """A quality beside today's: means over as many `seeds` as both have (0: over others).
+
+    `half_width` is that of the 95 % interval of the mean difference; `verdict` is missing in older files.
+    """
+
+    mean: float
+    reference: float
+    difference: float | None
+    half_width: float | None
+    seeds: int
+    verdict: str = ""
+
+
+class SecondsPart(_Part):
+    """Seconds of training until today's final quality: medians over so many `seeds`, of which `missed` never got there.
+
+    `reference` are those of today's own training.
+    """
+
+    median: float | None
+    reference: float | None
+    seeds: int
+    missed: int
+
+
+class BesidePart(_Part):
+    """A configuration beside today's."""
+
+    reference: str
+    objective: str
+    quality: BesideQualityPart | None
+    seconds_to_it: SecondsPart | None
+
+
+class GainPart(_Part):
+    """A gain in speed: how many times as fast, with its interval, from so many rounds and whole trainings."""
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    rounds: int
+    trainings: int = 0
+
+
 class MeasuredPart(_Part):
     """Measurements of the configuration, and the device they were made on."""
 
@@ -73,8 +120,8 @@ class MeasuredPart(_Part):
     quality: dict[str, QualityPart]
     samples: int | None = None
     """The mean samples of trainings that ended by themselves, None if none did."""
-    beside_today: dict[str, str | dict[str, int | float | str | None] | None] | None = None
-    """`reference`, `objective`, `quality` and `seconds_to_it` (`report.export`); None of what is no answer."""
+    beside_today: BesidePart | None = None
+    """None of what is no answer."""
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
     target: str = ""
@@ -92,7 +139,7 @@ class ProvenancePart(_Part):
     trial: str
     created: str
     cardtune: str
-    versions: dict[str, Any]
+    versions: dict[str, str | None]
     command: str
     git: str | None
     search_seed: int | None
@@ -104,15 +151,15 @@ class BestFile(_Part):
     """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
-    status: Literal["confirmed", "probed", "unconfirmed", "trained"] = "confirmed"
+    status: Status = "confirmed"
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart
     measured: MeasuredPart
-    compared: dict[str, dict[str, int | float | None]]
-    """By name: how many times as fast, `ratio`, with its interval, `low` and `high`, from so many `rounds`."""
+    compared: dict[str, GainPart]
+    """The gain over each other configuration by its name."""
     provenance: ProvenancePart
-    sha256: str
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +173,7 @@ class Best:
     path: Path
     ref: str
     options: Options
-    knobs: Mapping[str, Any]
+    knobs: Mapping[str, Scalar]
     samples: int | None
     seed: int
     measured: MeasuredPart
@@ -134,9 +181,9 @@ class Best:
     warnings: tuple[str, ...]
 
 
-def text_of(body: Mapping[str, Any], source: str) -> str:
-    """Returns the text of a file with this body, which lacks its sha256 alone; raises ConfigError if it is wrong."""
-    plain = _parsed({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"})
+def text_of(file: BestFile) -> str:
+    """Returns the text of a file, whose sha256 is made anew."""
+    plain = file.model_dump(by_alias=True, exclude={"sha256"})
     return yaml_files.dump({**plain, "sha256": _sha256(plain)})
 
 
@@ -197,13 +244,13 @@ def _text_in(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text", remedy=remedy) from None
 
 
-def _sha256(body: Mapping[str, Any]) -> str:
+def _sha256(body: Mapping[str, object]) -> str:
     """Returns the sha256 of `body` as JSON with sorted keys, so that layout and comments of the file do not count."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _parsed(raw: Mapping[str, Any], source: str) -> BestFile:
+def _parsed(raw: Mapping[str, object], source: str) -> BestFile:
     """Returns `raw` with its types checked; raises ConfigError for the first fault, with its key and value."""
     try:
         return BestFile.model_validate(raw)

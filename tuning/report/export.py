@@ -6,7 +6,7 @@ import csv
 import io
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,20 @@ from typing import Any
 from trainables.knobs import Knobs, Scalar
 from tuning import __version__
 from tuning.config import atomic, best_file
+from tuning.config.best_file import (
+    BesidePart,
+    BesideQualityPart,
+    BestFile,
+    GainPart,
+    MeasuredPart,
+    ProvenancePart,
+    QualityPart,
+    SecondsPart,
+    SpeedPart,
+    Status,
+    TrainPart,
+    WorkloadPart,
+)
 from tuning.config.choices import available
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import masked, shareable, shareable_value
@@ -37,13 +51,13 @@ def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
     if named is None:
         what = f"run {summary.id} has no {name} configuration: nothing was measured yet"
         raise NoUsableTrial(what, remedy=f"python -m tuning.run resume={summary.id}")
-    body = _body(summary, named, datetime.now(UTC))
+    file = _file(summary, named, datetime.now(UTC))
     whose = f"{WORDS.get(name, name)} configuration of run {plain(summary.id)}"
     head = f"# The {whose}; it trains as it stands, where the run was started:\n#   {train_command(summary, name)}\n"
     if summary.study.program:
         by_hand = [command_with(summary, named.config), *beside_command(summary, named.config)]
         head += "# Or by hand:\n" + "".join(f"#   {text}\n" for text in by_hand)
-    return atomic.write_text(path, head + best_file.text_of(body, str(path)))
+    return atomic.write_text(path, head + best_file.text_of(file))
 
 
 def write_others(summary: Summary, folder: Path) -> list[Path]:
@@ -83,43 +97,45 @@ def write_front(summary: Summary, path: Path) -> Path:
     return atomic.write_text(path, out.getvalue())
 
 
-def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
-    study = summary.study
-    body = {
-        "schema": best_file.SCHEMA,
-        "status": status_of(summary, named),
-        "train": {"samples": summary.horizon_samples or study.train_samples or None, "seed": named.seed or 0},
-        "measured": _measured(summary, named),
-        "compared": {
-            gain.over: {
-                "ratio": _short(gain.ratio),
-                "low": _short(gain.low),
-                "high": _short(gain.high),
-                "rounds": gain.rounds,
-                "trainings": gain.trainings,
-            }
+def _file(summary: Summary, named: Named, created: datetime) -> BestFile:
+    study, ref = summary.study, shareable_value(summary.ref)
+    return BestFile(
+        schema=best_file.SCHEMA,
+        status=status_of(summary, named),
+        workload=WorkloadPart(ref=str(ref), options=_of_texts(masked(summary.options), shareable_value)),
+        knobs=_every_knob(summary, named),
+        train=TrainPart(
+            samples=summary.horizon_samples or study.train_samples or None,
+            seed=named.seed or 0,
+        ),
+        measured=_measured(summary, named),
+        compared={
+            gain.over: GainPart(
+                ratio=_short(gain.ratio),
+                low=_short(gain.low),
+                high=_short(gain.high),
+                rounds=gain.rounds,
+                trainings=gain.trainings,
+            )
             for gain in summary.gains
             if gain.of == named.name
         },
-        "provenance": {
-            "study": summary.id,
-            "trial": named.trial,
-            "created": created.astimezone(UTC).isoformat(timespec="seconds"),
-            "cardtune": __version__,
-            "versions": dict(study.versions),
-            "command": study.command,
-            "git": _git(summary.ref),
-            "search_seed": study.seed,
-            "trials": dict(summary.trial_counts),
-            "workload_sha256": study.workload_sha256,
-        },
-    }
-    workload = {"ref": summary.ref, "options": masked(summary.options)}
-    knobs = _shown(_every_knob(summary, named), str)  # as they are: another text is no value of the knob
-    return {**_shown(body), "workload": _shown(workload, shareable_value), "knobs": knobs}
+        provenance=ProvenancePart(
+            study=summary.id,
+            trial=named.trial,
+            created=created.astimezone(UTC).isoformat(timespec="seconds"),
+            cardtune=__version__,
+            versions=dict(study.versions),
+            command=shareable(study.command),
+            git=_git(summary.ref),
+            search_seed=study.seed,
+            trials=dict(summary.trial_counts),
+            workload_sha256=study.workload_sha256,
+        ),
+    )
 
 
-def status_of(summary: Summary, named: Named) -> str:
+def status_of(summary: Summary, named: Named) -> Status:
     """Returns whether the study came to its pick, and trained the configuration again on fresh seeds.
 
     A configuration that was never trained is "probed": its speed alone is known. The reference, and one that was only
@@ -146,69 +162,74 @@ def _every_knob(summary: Summary, named: Named) -> dict[str, Scalar]:
         raise ConfigError(f"{named.name}: {error}", remedy=remedy) from None
 
 
-def _measured(summary: Summary, named: Named) -> dict[str, Any]:
+def _measured(summary: Summary, named: Named) -> MeasuredPart:
     place, speed, windows = summary.place, named.speed, named.throughput
     is_confirmed = bool(windows or any(quality.confirmed for quality in named.quality.values()))
-    return {
-        SPEED: {
-            "shown": _short(named.samples_per_s),
-            "median": _short(speed.median if speed else named.probed_samples_per_s),
-            "spread": _short(speed.half_width) if speed and len(speed.windows) >= SHOWN_FROM else None,
-            "trainings": [_short(rate) for rate in named.trained.windows] if named.trained else [],
-            "windows": [_short(rate) for rate in windows.windows] if windows else [],
-            "status": "probed" if speed is None else "confirmed" if is_confirmed else "from the search",
-        },
-        "quality": {name: _quality(found) for name, found in named.quality.items()},
-        **({} if named.samples is None else {"samples": named.samples}),
-        "beside_today": _beside_today(summary, named),
-        "peak_allocated_bytes": named.peak_allocated_bytes,
-        "device": place.device,
-        "target": place.target,
-        "devices_per_trial": place.devices_per_trial,
-        "card": place.card,
-        "virtual": place.virtual,
-        "cap_bytes": place.cap_bytes,
-        "says": " ".join([place_sentence(place), *(f"{said}." for said in kinds(summary.kinds))]),
-    }
+    says = " ".join([place_sentence(place), *(f"{said}." for said in kinds(summary.kinds))])
+    return MeasuredPart(
+        samples_per_s=SpeedPart(
+            shown=_short(named.samples_per_s),
+            median=_short(speed.median if speed else named.probed_samples_per_s),
+            spread=_short(speed.half_width) if speed and len(speed.windows) >= SHOWN_FROM else None,
+            trainings=_shorts(named.trained.windows) if named.trained else [],
+            windows=_shorts(windows.windows) if windows else [],
+            status="probed" if speed is None else "confirmed" if is_confirmed else "from the search",
+        ),
+        quality={name: _quality(found) for name, found in named.quality.items()},
+        samples=named.samples,
+        beside_today=_beside_today(summary, named),
+        peak_allocated_bytes=named.peak_allocated_bytes,
+        device=place.device,
+        target=place.target,
+        devices_per_trial=place.devices_per_trial,
+        card=place.card,
+        virtual=place.virtual,
+        cap_bytes=place.cap_bytes,
+        says=shareable(says),
+    )
 
 
-def _beside_today(summary: Summary, named: Named) -> dict[str, Any] | None:
-    """Returns an answer beside today's configuration; None for another configuration.
-
-    Its quality is a mean over as many `seeds` as both have (0: over others), `half_width` that of the 95 % interval of
-    the mean difference. `seconds_to_it` is the median over seeds until today's final quality; `missed` never got there.
-    """
+def _beside_today(summary: Summary, named: Named) -> BesidePart | None:
+    """Returns an answer beside today's configuration; None for another configuration."""
     answer, reference = summary.answers.get(named.name), summary.reference
     if answer is None or reference is None:
         return None
-    found: dict[str, Any] = {"reference": reference.name, "objective": summary.objective}
-    found |= {"quality": None, "seconds_to_it": None}
+    quality, seconds = None, None
     if (own := answer.quality) is not None:
-        apart = {"difference": _short(own.difference), "half_width": _short(own.half_width)}
-        found["quality"] = {"mean": own.own, "reference": own.reference, **apart, "seeds": own.seeds}
-        found["quality"]["verdict"] = own.verdict
+        quality = BesideQualityPart(
+            mean=own.own,
+            reference=own.reference,
+            difference=_short(own.difference),
+            half_width=_short(own.half_width),
+            seeds=own.seeds,
+            verdict=own.verdict,
+        )
     if (time := answer.time) is not None:
-        seconds = {"median": _short(time.own.median_s), "reference": _short(time.reference.median_s)}
-        found["seconds_to_it"] = {**seconds, "seeds": len(time.own.by_seed), "missed": time.own.missed}
-    return found
+        seconds = SecondsPart(
+            median=_short(time.own.median_s),
+            reference=_short(time.reference.median_s),
+            seeds=len(time.own.by_seed),
+            missed=time.own.missed,
+        )
+    return BesidePart(reference=reference.name, objective=summary.objective, quality=quality, seconds_to_it=seconds)
 
 
-def _quality(found: Quality) -> dict[str, Any]:
-    return {
-        "mean": found.mean,
-        "interval": None if found.low is None or found.high is None else [_short(found.low), _short(found.high)],
-        "by_seed": {str(seed): value for seed, value in found.by_seed.items()},
-        "status": "confirmed" if found.confirmed else "from the search",
-        "method": found.method,
-    }
+def _quality(found: Quality) -> QualityPart:
+    return QualityPart(
+        mean=found.mean,
+        interval=None if found.low is None or found.high is None else _shorts([found.low, found.high]),
+        by_seed={str(seed): value for seed, value in found.by_seed.items()},
+        status="confirmed" if found.confirmed else "from the search",
+        method=found.method,
+    )
 
 
-def _shown(value: Any, of_text: Callable[[str], str] = shareable) -> Any:
-    """Plain data, each text by `of_text`."""
+def _of_texts(value: Any, of_text: Callable[[str], str]) -> Any:
+    """Returns plain data, each text by `of_text`."""
     if isinstance(value, Mapping):
-        return {str(k): _shown(v, of_text) for k, v in value.items()}
+        return {str(k): _of_texts(v, of_text) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_shown(v, of_text) for v in value]
+        return [_of_texts(v, of_text) for v in value]
     return of_text(value) if isinstance(value, str) else value
 
 
@@ -223,6 +244,10 @@ def _cell(value: object) -> str:
 def _short(value: float | None) -> float | None:
     """Six significant digits: more than was measured, and few enough to read."""
     return None if value is None else float(f"{value:.6g}")
+
+
+def _shorts(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
 
 
 def _git(ref: str) -> str | None:

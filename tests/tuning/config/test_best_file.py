@@ -19,7 +19,7 @@ MINE = Path(__file__).parents[2] / "data" / "mine_best.yaml"
 def best(tmp_path):
     path = tmp_path / "best.yaml"
     body = yaml_files.read(MINE.read_text(encoding="utf-8"), "best.yaml")  # its ref is none that was exported
-    path.write_text(best_file.text_of({k: v for k, v in body.items() if k != "sha256"}, "best.yaml"), encoding="utf-8")
+    path.write_text(best_file.text_of(best_file.BestFile.model_validate(body)), encoding="utf-8")
     return path
 
 
@@ -100,6 +100,7 @@ def test_what_is_written_keeps_keys_and_order(best):
     optional = [after["measured"].pop(name) for name in ("samples", "beside_today")]
     assert optional == [None, None]  # the file lacks them, as no training ended by itself
     assert after["measured"]["samples_per_s"].pop("shown") is None  # it is of an earlier version
+    assert after["compared"]["before"].pop("trainings") == 0
     assert list(before) == list(after)
     assert {**after, "sha256": before["sha256"]} == before
     assert best_file.read(best).warnings == ()
