@@ -150,7 +150,7 @@ def in_accelerate(script: Any, found: Found, passes: int, clock: Clock) -> None:
     settings = found.words("accelerate")
     accelerator = Accelerator(**settings["Accelerator"])
     net: Any = script.network()
-    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=found.best.knobs["learning_rate"])
+    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=float(found.best.knobs["learning_rate"]))
     loader: Any = DataLoader(script.TRAIN, shuffle=True, **settings["DataLoader"])
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     for _ in range(passes):
@@ -176,7 +176,7 @@ def speed(example: str, found: Found, passes: int) -> float:
     """Returns the samples/s of an example in its framework, with the exported settings, in this process."""
     script, clock = importlib.import_module(f"tests.data.{example}_script"), Clock()
     EXAMPLES[example](script, found, passes, clock)
-    return float((passes * len(script.TRAIN) - found.best.knobs["batch_size"]) / clock.seconds())
+    return float((passes * len(script.TRAIN) - int(found.best.knobs["batch_size"])) / clock.seconds())
 
 
 def there(example: str, folder: Path, passes: int) -> float:

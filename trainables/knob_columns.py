@@ -292,7 +292,7 @@ class Knob:
         if self.span is None:
             object.__setattr__(self, "span", "none" if learning else "compute")
 
-    def as_raw(self) -> dict[str, Any]:
+    def as_raw(self) -> dict[str, object]:
         """Returns a workload's own knob as plain values for a record; `of_raw` reads it back."""
         domain, ends = self.domain, (self.domain.low, self.domain.high)
         return {

@@ -211,7 +211,7 @@ class KnobTable(Mapping[str, Knob]):
         own = {name: replace(row, seen=None, rules=(), remedies={}) for name, row in self.own.items()}
         return KnobTable, (own, self.kinds, self.hooks)
 
-    def as_raw(self) -> dict[str, Any]:
+    def as_raw(self) -> dict[str, object]:
         """Returns the workload's own rows as plain values for a record; `Knob.of_raw` reads one back."""
         return {name: row.as_raw() for name, row in self.own.items()}
 
@@ -220,16 +220,16 @@ LOOP = KnobTable()
 """The table of a workload without its own knobs."""
 
 
-def complete(config: Mapping[str, object], table: KnobTable) -> dict[str, object]:
+def complete(config: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:
     """Returns every knob of a configuration with the defaults filled in, less those without effect in it."""
     try:
-        full: dict[str, object] = dict(Knobs.of(config, table).as_dict())
+        full = dict(Knobs.of(config, table).as_dict())
     except ValueError:  # a run of another version: what it recorded is all there is to say
         full = dict(config)
     return {name: value for name, value in full.items() if table.is_active(name, full)}
 
 
-def identity(config: Mapping[str, object], table: KnobTable) -> frozenset[tuple[str, str]]:
+def identity(config: Mapping[str, Scalar], table: KnobTable) -> frozenset[tuple[str, str]]:
     """Returns what is the same for all configurations that run the same."""
     full = complete(config, table)
     return frozenset((name, repr(value)) for name, value in full.items() if value != table.defaults.get(name))

@@ -228,7 +228,7 @@ class FirstValues:
     """
 
     def __init__(self, function: object) -> None:
-        self._names: dict[str, Any] = getattr(function, "__globals__", {})
+        self._names: dict[str, object] = getattr(function, "__globals__", {})
         module = self._names.get("__name__")
         self._first = {n: v for n, v in self._names.items() if type(v) in (int, float, Tensor)}
         tensors = (v for v in self._first.values() if isinstance(v, Tensor) and v.numel() <= SMALL)

@@ -46,7 +46,7 @@ class Resident:
         self._model_reads: set[str] = set()
         """Knobs that `model`, or a model that keeps `config`, has read: another value needs another model."""
         self._first: dict[str, Tensor] = {}
-        self._first_plain: dict[str, dict[str, Any]] = {}
+        self._first_plain: dict[str, dict[str, float]] = {}
         self._first_kept: Mapping[tuple[str, str], object] = {}
         self.marks: Mapping[str, Tensor] = {}
         """The result of the function `marks` for the model before any training."""
@@ -157,7 +157,7 @@ class Resident:
         return validation_loader(dataset, collate_of(self.workload), size, lengths, config)
 
 
-def plain(module: nn.Module) -> dict[str, Any]:
+def plain(module: nn.Module) -> dict[str, float]:
     """Returns a module's attributes that are numbers, such as its count of steps."""
     return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
 

@@ -107,7 +107,7 @@ class Workload(Protocol):
 class OwnWorkload(Workload, Protocol):
     """A workload in a user's file, with the space to search; our workloads have theirs in search_spaces."""
 
-    default_space: ClassVar[Mapping[str, Any]]
+    default_space: ClassVar[Mapping[str, object]]
 
 
 REPLACING = ("optimizer", "schedule")
@@ -125,7 +125,7 @@ class OwnLoop:
 
     train: Callable[[Any], object]
     objectives: Mapping[str, Literal["min", "max"]]
-    default_space: Mapping[str, Any]
+    default_space: Mapping[str, object]
     knobs: Mapping[str, Knob]
     options: Options
     plain_rules: Mapping[str, Mapping[str, float]]

@@ -91,7 +91,7 @@ def load_own_loop(ref: str, module: Any) -> OwnLoop:
     return loop
 
 
-def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
+def _own_knob(name: str, given: Any, before: Mapping[str, Scalar]) -> Knob:
     """Returns the row of the user's own knob in SPACE; a learning knob, unless SPACE gives {"kind": "both", ...}.
 
     A system knob of the loop that the user's own optimiser replaces, such as fused_optimizer, stays a system knob: a
@@ -128,7 +128,7 @@ def _end(given: Any, which: str) -> Any:
     return given.get(which) if isinstance(given, Mapping) else given
 
 
-def _check_objectives(what: str, objectives: Mapping[str, Any]) -> None:
+def _check_objectives(what: str, objectives: Mapping[str, object]) -> None:
     if not objectives or any(v not in ("min", "max") for v in objectives.values()):
         raise WorkloadError(f"{what} must map each name to 'min' or 'max', got {dict(objectives)}")
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -115,7 +115,7 @@ class Result:
         return {gain.over: gain for gain in self.summary.gains if gain.of == "best"}
 
     @property
-    def trials(self) -> list[dict[str, Any]]:
+    def trials(self) -> list[dict[str, Scalar | None]]:
         """Returns each trial that ended: outcome, objectives, speed, memory, samples, seed and its knobs."""
         return [self._row(one) for one in self.summary.trials]
 
@@ -143,7 +143,7 @@ class Result:
     def _answer(self, name: str) -> Configuration | None:
         return self._named(self.summary.named[name]) if name in self.summary.answers else None
 
-    def _knobs(self, config: Config) -> dict[str, Any]:
+    def _knobs(self, config: Config) -> dict[str, Scalar]:
         knobs = complete(config, self.summary.table)
         return {name: value for name, value in knobs.items() if self.summary.asks_for(name)}
 
@@ -160,7 +160,7 @@ class Result:
             one.trial, self._knobs(one.config), one.samples_per_s, values, one.peak_allocated_bytes, False
         )
 
-    def _row(self, one: TrialView) -> dict[str, Any]:
+    def _row(self, one: TrialView) -> dict[str, Scalar | None]:
         figures = (SPEED, "peak_allocated_bytes", "samples", "stopped_at", "seed", "on_front", "message")
         own = {"trial": one.trial, "outcome": one.outcome, **one.values}
         return {**own, **{name: getattr(one, name) for name in figures}, **self._knobs(one.config)}

@@ -13,7 +13,7 @@ from trainables.workload import LoopError, WorkloadError
 SECOND = "a second Trainer began after the end of the run: only the first is tuned"
 
 
-def refuse_twice(call: str, own: Mapping[str, Any], set_by_run: Collection[str]) -> None:
+def refuse_twice(call: str, own: Mapping[str, object], set_by_run: Collection[str]) -> None:
     """Raises WorkloadError if the user's own arguments of a call include one that `run` sets."""
     if twice := sorted(own.keys() & set(set_by_run)):
         raise WorkloadError(

@@ -38,6 +38,7 @@ import torch
 
 from trainables import hook
 from trainables.hook import GIVEN, HOOKED, OF_THE_LOADER
+from trainables.knob_columns import Scalar
 from trainables.own_run import Run
 from trainables.reports import Ended
 from trainables.workload import LoopError, NotIndependent, WorkloadError
@@ -109,10 +110,10 @@ class Program:
         env = [f"{name}={text}" for name, text in self._env.items()]
         return (*(["env", *env] if env else []), *self.words)
 
-    def _run(self, hearer: _Following, folder: Path, settings: Mapping[str, Any]) -> None:
+    def _run(self, hearer: _Following, folder: Path, settings: Mapping[str, Scalar]) -> None:
         """Runs the command, and ends it with all that it has started once the training is over."""
         values, (told, tells) = self._values(hearer.run, folder), os.pipe()
-        order: dict[str, Any] = {"settings": dict(settings), "loader": self._loader, "stream": tells}
+        order: dict[str, object] = {"settings": dict(settings), "loader": self._loader, "stream": tells}
         order["out"] = str(folder / "steps")
         order |= {} if self.first_step_at is None else {"since": self.first_step_at}
         order["cap_bytes"] = hearer.run.cap_bytes
@@ -140,7 +141,7 @@ class Program:
             os.close(told)
             process.stdout.close()  # type: ignore[union-attr]  # it is a pipe
 
-    def _values(self, run: Run, folder: Path) -> dict[str, Any]:
+    def _values(self, run: Run, folder: Path) -> dict[str, object]:
         """Returns the value of each placeholder."""
         epochs = math.ceil(run.samples / run.pass_samples if run.pass_samples else self.epochs)
         kept = os.environ.get(hook.OUT_FOLDER, folder)

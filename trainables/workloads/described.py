@@ -31,7 +31,7 @@ class Described:
     """A workload of any such model; a batch is a dict of what its `forward` takes, and `labels`."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min"}
-    default_space: ClassVar[Mapping[str, Any]] = {"batch_size": [1]}
+    default_space: ClassVar[Mapping[str, object]] = {"batch_size": [1]}
     knobs: ClassVar[Mapping[str, Knob]] = FINE_TUNED
     options: ClassVar[Options] = {"source": "hf", "model": None} | dict.fromkeys(HF_OPTIONS)
 

@@ -81,7 +81,7 @@ def model_question(settings: Sequence[str], gpus: Sequence[Gpu]) -> ModelQuestio
     if len(asked) > 1 or unknown not in ("", *may_be):
         what = f"{' '.join(f'{name}=?' for name in asked)}: one setting can be looked for"
         raise ConfigError(what, allowed=", ".join(f"'{name}=?'" for name in may_be), remedy=f"'{may_be[0]}=?'")
-    knobs: dict[str, Any] = {"micro_batch_size": 1}
+    knobs: dict[str, object] = {"micro_batch_size": 1}
     if source == "hf":
         knobs |= {"adapter": "none"} | ({} if "optimizer" in given else {"fused_optimizer": True})  # as its Trainer
     path = name if source == "timm" else str(Path(name).expanduser().resolve())

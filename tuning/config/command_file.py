@@ -13,7 +13,6 @@ import shlex
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from trainables.hook import GIVEN, HOOKED
 from tuning.config import atomic, yaml_files
@@ -93,7 +92,7 @@ def _text(command: str, metric: str, mode: str, epochs: str, space: str, samples
     return _TEXT.format(command=command, name=name, metric=metric, epochs=epochs, mode=mode, **shown)
 
 
-def _check_names(command: str, knobs: Mapping[str, Any], space: str) -> None:
+def _check_names(command: str, knobs: Mapping[str, object], space: str) -> None:
     """Raises ConfigError for a placeholder without values, and for a knob that is no placeholder."""
     try:
         shlex.split(command)
@@ -112,7 +111,7 @@ def _check_names(command: str, knobs: Mapping[str, Any], space: str) -> None:
         raise ConfigError(what, allowed=f"without braces: {', '.join(HOOKED)}", remedy=f"{{{idle[0]}}} in the command")
 
 
-def _shown(values: Mapping[str, Any]) -> str:
+def _shown(values: Mapping[str, object]) -> str:
     return pprint.pformat(dict(values), width=100, sort_dicts=False)
 
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 MAX_LINES = 8
 
@@ -97,7 +99,7 @@ class NoUsableTrial(TuningError):
     """Every trial failed, was refused, or diverged."""
 
 
-def allowed_by(fault: Mapping[str, Any]) -> str:
+def allowed_by(fault: ErrorDetails) -> str:
     """Returns what is allowed instead of a fault that pydantic found, in words; `fault` is one of its `errors()`."""
     limits = {name: f"{x:g}" if isinstance(x, float) else x for name, x in fault.get("ctx", {}).items()}
     if fault["type"] == "literal_error":

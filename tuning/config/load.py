@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from trainables.knobs import LOOP, KnobTable
 from trainables.our_knobs import OURS
@@ -21,7 +20,6 @@ from tuning.config.command_line import Typed, WorkloadRef
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import (
     COMMAND_LINE,
-    Tree,
     check_options,
     check_whole,
     drop_idle,
@@ -33,6 +31,7 @@ from tuning.config.resolve import (
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import is_secret
 from tuning.config.space import shown
+from tuning.config.yaml_files import Tree
 
 MINUTE_S = 60
 """Below this a number without a unit is said to be seconds."""
@@ -97,7 +96,7 @@ def _groups(typed: Typed) -> tuple[dict[str, str], WorkloadRef]:
 
 
 @functools.lru_cache(maxsize=8)
-def _files(groups: tuple[tuple[str, str], ...], own_data: bool) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+def _files(groups: tuple[tuple[str, str], ...], own_data: bool) -> tuple[Mapping[str, object], Mapping[str, str]]:
     """Returns what the packaged files say and which file says it, by dotted key; neither is to be changed.
 
     The epochs of a budget that a workload names hold for the data that come with it: an epoch of `own_data` may take an
@@ -110,7 +109,7 @@ def _files(groups: tuple[tuple[str, str], ...], own_data: bool) -> tuple[Mapping
         at_budget = content.pop("at_budget", {}).get(dict(groups)["budget"])
         if at_budget and not own_data:
             files.append((source, {"budget": at_budget}))
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for source, content in files:
         layer = dict(flat(content))

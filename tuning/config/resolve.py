@@ -20,6 +20,7 @@ from tuning.config.errors import ConfigError, PreflightError, TuningError
 from tuning.config.schema import CardSection, StudyConfig, card_as_raw, validated
 from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
+from tuning.config.yaml_files import Tree
 
 COMMAND_LINE = "command line"
 TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
@@ -28,15 +29,13 @@ TAKEN = ("best", "best_at_speed", "most_accurate", "config", "plain_defaults")
 GONE = {"gp": "known", "rungs": "reference"}
 """Samplers and pruners of earlier versions, with what came in their place."""
 
-Tree = dict[str, Any]
-
 
 def parse_tree(
     tree: Tree,
     origins: dict[str, str],
     dropped: list[str],
     argv: tuple[str, ...],
-    defaults: Mapping[str, Any],
+    defaults: Mapping[str, object],
     table: KnobTable,
 ) -> StudyConfig:
     """Returns the configuration a tree describes, each section and knob checked by itself; raises ConfigError.
@@ -80,12 +79,12 @@ def resolved(config: StudyConfig) -> Tree:
     return {**{key: tree[key] for key in order}, **tree}
 
 
-def from_resolved(mapping: Mapping[str, Any], table: KnobTable) -> StudyConfig:
+def from_resolved(mapping: Mapping[str, object], table: KnobTable) -> StudyConfig:
     """Returns the configuration that `resolved` made `mapping` of; raises ConfigError if it no longer passes.
 
     A run of an earlier version goes on with what came in place of a setting that is gone.
     """
-    tree = copy.deepcopy(dict(mapping))
+    tree: Tree = copy.deepcopy(dict(mapping))
     search, pick = (tree.get(part, {}) for part in ("search", "pick"))
     if isinstance(search, dict) and isinstance(pick, dict):
         if search.get("strategy") == "staged":  # the other, joint, has nothing in its place
@@ -109,7 +108,7 @@ def write_resolved(config: StudyConfig, path: Path) -> None:
     atomic.write_text(path, "\n".join(_yaml_lines(tree, "", origins)) + "\n")
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the dotted key and the value of each setting; a knob's is one value, an empty group has none."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
@@ -119,7 +118,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield key, value
 
 
-def nested(values: Mapping[str, Any]) -> Tree:
+def nested(values: Mapping[str, object]) -> Tree:
     """Returns the tree of dotted keys and their values; groups in which any name may be are there, if empty."""
     tree: Tree = {"knobs": {}, "named": {}, "workload": {}}
     for key, value in values.items():
@@ -252,7 +251,7 @@ def _located(key: str, origins: Mapping[str, str], instead: tuple[str, str] = ("
         raise ConfigError(what, allowed=error.allowed, remedy=error.remedy.replace(*instead)) from None
 
 
-def _yaml_lines(tree: Mapping[str, Any], prefix: str, origins: Mapping[str, str]) -> Iterator[str]:
+def _yaml_lines(tree: Mapping[str, object], prefix: str, origins: Mapping[str, str]) -> Iterator[str]:
     indent = "  " * prefix.count(".")
     for name, value in tree.items():
         key = f"{prefix}{name}"

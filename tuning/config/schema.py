@@ -152,7 +152,7 @@ class CardSection(Section):
         return Card(self.name, memory_bytes, reserve_bytes, capability, tuple(self.dtypes), self.device)
 
 
-def card_as_raw(card: Card) -> dict[str, Any]:
+def card_as_raw(card: Card) -> dict[str, object]:
     """Returns the card as `CardSection` takes it."""
     return {
         "name": card.name,
@@ -287,7 +287,7 @@ _Model = TypeVar("_Model", bound=Section)
 
 
 def validated(
-    model: type[_Model], raw: object, key: str, origins: Mapping[str, str], remedies: Mapping[str, Any]
+    model: type[_Model], raw: object, key: str, origins: Mapping[str, str], remedies: Mapping[str, object]
 ) -> _Model:
     """Returns `raw` as the model, or raises ConfigError for its first fault.
 

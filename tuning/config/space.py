@@ -122,9 +122,9 @@ class Space:
         values = " or ".join(shown(v) for v in values_of(self.given(requires.knob)))
         return f"it needs {requires.words}, which can only be {values} here"
 
-    def as_raw(self) -> dict[str, Any]:
+    def as_raw(self) -> dict[str, object]:
         """Returns knob name -> scalar, list or mapping, as YAML has it; `Space.parse` reads it back."""
-        raw: dict[str, Any] = {}
+        raw: dict[str, object] = {}
         for name, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
                 raw[name] = AUTO if parameter.auto else list(parameter.values)

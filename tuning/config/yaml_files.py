@@ -17,6 +17,8 @@ from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 
 MAX_BYTES = 64 * 1024
+Tree = dict[str, Any]
+"""Plain values by their keys, as YAML has them."""
 
 _PLAIN_WORDS = (  # tag, pattern, first characters; the first that fits says what a word is
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -71,7 +73,7 @@ for _tag, _pattern, _first in _PLAIN_WORDS:
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
-def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, Tree]]:
     """Yields source and content of each packaged file that is merged, a later one winning over an earlier.
 
     A value of "null" chooses no file. The content of a card file is placed under `card`.
@@ -86,7 +88,7 @@ def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]
         yield source, {"card": tree} if name.startswith("card/") else tree
 
 
-def on_card(workload: str) -> dict[str, Any]:
+def on_card(workload: str) -> Tree:
     """Returns the knobs that a packaged workload has for a CUDA device; {} of a user's workload."""
     if workload not in available("workload"):
         return {}
@@ -99,7 +101,7 @@ class _Refused(ValueError):
     """Why a text is not read."""
 
 
-def read(text: str, source: str) -> dict[str, Any]:
+def read(text: str, source: str) -> Tree:
     """Returns the mapping that the YAML `text` holds; `source` names the file in errors.
 
     Raises ConfigError for a repeated key, one that is no text, an alias, a tag, more than 64 KiB, nesting too deep to

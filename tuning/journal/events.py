@@ -356,7 +356,7 @@ class Trained(Measurement):
     node: str = ""
 
 
-def known_fields(of: WorkerAnswer, kind: type[WorkerAnswer | WorkloadFacts] | None = None) -> dict[str, Any]:
+def known_fields(of: WorkerAnswer, kind: type[WorkerAnswer | WorkloadFacts] | None = None) -> dict[str, object]:
     """Returns by name the fields of an answer, or those that a kind of answer has; defaults are left out."""
     found = {}
     for one in fields(kind or type(of)):

@@ -77,7 +77,7 @@ class Prediction:
             raise ValueError(f"not a prediction: {type(error).__name__} {error}") from None
 
 
-def _packed(trace: Trace) -> dict[str, Any]:
+def _packed(trace: Trace) -> dict[str, object]:
     """Returns a trace as plain lists: events flat, operators and categories as indices into lists of names."""
     ops = list(dict.fromkeys(trace.ops))
     kinds = list(dict.fromkeys(trace.categories.values()))

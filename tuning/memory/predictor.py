@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trainables.files import cache_dir, write_whole
 from trainables.knobs import KnobTable, Options, Scalar
@@ -90,7 +90,7 @@ def predict_all(
 def _wire(request: Request, rows: KnobTable) -> str:
     """Returns the request as a line of JSON, less what does not change its answer."""
     whole = rows.whole(request.knobs)
-    knobs: dict[str, Any] = {n: whole[n] for n, row in rows.items() if row.memory in ("group", "minor", "switch")}
+    knobs: dict[str, Scalar] = {n: whole[n] for n, row in rows.items() if row.memory in ("group", "minor", "switch")}
     for name, value in knobs.items():  # all that matters of such a rate is whether there is one
         if rows[name].domain.type is float and rows[name].memory != "group":
             knobs[name] = (rows[name].default or value) if value else 0.0  # its range may not have any other

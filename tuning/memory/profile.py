@@ -6,7 +6,6 @@ import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -87,7 +86,7 @@ class MemoryProfile:
 
         return cls(floor_bytes, tuple(point(p) for p in peaks), confidence)
 
-    def as_raw(self) -> dict[str, Any]:
+    def as_raw(self) -> dict[str, object]:
         """Returns it as plain values."""
         return {
             "floor_bytes": self.floor_bytes,

@@ -89,11 +89,11 @@ class KnownSpeedSearcher(Searcher):
 
     def __init__(
         self,
-        space: Mapping[str, Any],
+        space: Mapping[str, object],
         metric: str,
         mode: Literal["min", "max"],
         *,
-        reference: Mapping[str, Any] | None = None,
+        reference: Mapping[str, Scalar] | None = None,
         learning: Collection[str] = (),
         system: Collection[str] = (),
         pick: Mapping[str, float | str] | None = None,
@@ -120,8 +120,9 @@ class KnownSpeedSearcher(Searcher):
             {},
             {f"pick.{n}": v for n, v in PICK_DEFAULTS.items()},
         )
-        config = {"pick": asked.model_dump()}
-        self._study = {"objectives": {metric: mode}, "knobs": self._space.space.table.as_raw(), "config": config}
+        self._goal, self._objectives = asked.goal, {metric: mode}
+        config, table = {"pick": asked.model_dump()}, self._space.space.table
+        self._study = {"objectives": self._objectives, "knobs": table.as_raw(), "config": config}
         self._plan = TrialPlan(MANY, (MANY,), shrink=False, concurrency=2, threads=1)
         self._time = "training_iteration"
         self._most: int | None = None
@@ -196,7 +197,7 @@ class KnownSpeedSearcher(Searcher):
         run = self.journal.run
         today, found = run.reference, so_far(run)
         end = run.trials[found.best].end if found is not None else None
-        if today is not None and self._study["config"]["pick"]["goal"] == "speed":
+        if today is not None and self._goal == "speed":
             end = run.trials[self._searching().pick()].end
         if today is not None and (end is None or (end.samples_per_s or 0.0) < (today.samples_per_s or 0.0)):
             end = today
@@ -317,8 +318,10 @@ class KnownSpeedSearcher(Searcher):
     def _searching(self) -> TrialScheduler:
         """Returns the search, made of the journal; trials that run by Tune's word are taken up again."""
         if self._search is None:
-            run, space, objectives = self.journal.run, self._space.space, self._study["objectives"]
-            terms = SearchTerms(MANY, None, self._seed, objectives, reference=self._reference, reference_name=REFERENCE)
+            run, space = self.journal.run, self._space.space
+            terms = SearchTerms(
+                MANY, None, self._seed, self._objectives, reference=self._reference, reference_name=REFERENCE
+            )
             known = WholeBatches(guard(run, run.study.cap_bytes if run.study else None))
             self._search = TrialScheduler(self.journal, space, known, terms, self._plan, lambda event: None)
             running = {live.name for live in self._live.values()}

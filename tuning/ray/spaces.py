@@ -30,7 +30,7 @@ class TuneSpace:
     names: Mapping[str, str]
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any], learning: Collection[str], system: Collection[str]) -> TuneSpace:
+    def parse(cls, given: Mapping[str, object], learning: Collection[str], system: Collection[str]) -> TuneSpace:
         """Returns the space of name -> values; `learning` change neither speed nor memory, `system` only these.
 
         Raises ConfigError for what cannot be searched, and for a kind of a name that the space lacks.

@@ -93,7 +93,7 @@ class StepMeter:
         if self.is_cuda:
             torch.cuda.reset_peak_memory_stats()
 
-    def failure(self, error: BaseException) -> dict[str, Any]:
+    def failure(self, error: BaseException) -> dict[str, object]:
         """Returns an OOM as the fields of a result, bytes included; raises the error again if it is none."""
         found = fault(error)
         if found.outcome not in NO_ROOM or poisoned(error):
@@ -157,7 +157,7 @@ def parts_of(trainable: Any) -> tuple[Train, str, int | None]:
     return train, metric, cap_bytes
 
 
-def report(metrics: Mapping[str, Any], *, checkpoint: tune.Checkpoint | None = None) -> None:
+def report(metrics: Mapping[str, object], *, checkpoint: tune.Checkpoint | None = None) -> None:
     """Reports to Tune as `tune.report` does, with `samples_per_s`, `peak_bytes` and the outcome "ok" beside.
 
     The speed is of training alone: what lies between a report and the last step before it, such as an evaluation, is
@@ -178,7 +178,7 @@ def report(metrics: Mapping[str, Any], *, checkpoint: tune.Checkpoint | None = N
 
 def _run(train: Train, metric: str, cap_bytes: int | None, config: dict[str, Any]) -> None:
     sizes = (value for name, value in config.items() if LOOP.also_called.get(name, name) == "batch_size")
-    failed: dict[str, Any] = {}
+    failed: dict[str, object] = {}
     with StepMeter(cap_bytes, next(sizes, 1)) as meter:
         try:
             train(dict(config))

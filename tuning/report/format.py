@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainables.knobs import KnobTable, complete
+from trainables.knobs import KnobTable, Scalar, complete
 from tuning.config.choices import BEFORE
 from tuning.search import bottleneck
 from tuning.stats.uncertainty import Gain, Quality, Throughput
@@ -151,7 +151,7 @@ def plural(count: int, word: str, many: str = "") -> str:
 # -- knobs -------------------------------------------------------------------------------------------------------------
 
 
-def differing(config: Mapping[str, object], other: Mapping[str, object] | None, rows: KnobTable) -> dict[str, object]:
+def differing(config: Mapping[str, Scalar], other: Mapping[str, Scalar] | None, rows: KnobTable) -> dict[str, Scalar]:
     """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all without an `other`.
 
     A knob without effect in `other` is ignored if it is at its default in `config`.
@@ -162,22 +162,22 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None, 
     return {name: value for name, value in ours.items() if theirs.get(name, rows.defaults.get(name)) != value}
 
 
-def apart(config: Mapping[str, object], other: Mapping[str, object], rows: KnobTable) -> list[str]:
+def apart(config: Mapping[str, Scalar], other: Mapping[str, Scalar], rows: KnobTable) -> list[str]:
     """Returns the names of the knobs in which two configurations differ, defaults filled in."""
     return list(dict.fromkeys([*differing(config, other, rows), *differing(other, config, rows)]))
 
 
-def unlike(config: Mapping[str, object], other: Mapping[str, object] | None, rows: KnobTable) -> list[str]:
+def unlike(config: Mapping[str, Scalar], other: Mapping[str, Scalar] | None, rows: KnobTable) -> list[str]:
     """Returns "name=value" for each knob that is otherwise in `other`, those that matter most to a reader first."""
     return assignments(_in_turn(differing(config, other, rows)))
 
 
-def _in_turn(config: Mapping[str, object]) -> dict[str, object]:
+def _in_turn(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Returns knobs with those first that matter most to a reader."""
     return {**{name: config[name] for name in ("learning_rate", "batch_size") if name in config}, **config}
 
 
-def settings(config: Mapping[str, object], rows: KnobTable, before: Mapping[str, object] | None = None) -> list[str]:
+def settings(config: Mapping[str, Scalar], rows: KnobTable, before: Mapping[str, Scalar] | None = None) -> list[str]:
     """Returns "name=value" for each knob that has to be set: those that are not at their default.
 
     With the user's present configuration `before` those that change, "name=value (was value)".
@@ -194,7 +194,7 @@ def settings(config: Mapping[str, object], rows: KnobTable, before: Mapping[str,
     return assignments(_in_turn(own))
 
 
-def assignments(config: Mapping[str, object]) -> list[str]:
+def assignments(config: Mapping[str, Scalar]) -> list[str]:
     """Returns "name=value" for each knob, a long value cut in its middle."""
     return [f"{plain(name)}={_cut(plain(value))}" for name, value in config.items()]
 

@@ -33,7 +33,7 @@ class Exported:
     set it; and hooks of the workload's own.
     """
 
-    settings: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, _Arguments]
     unsaid: Mapping[str, str]
 
     def to_json(self) -> str:
@@ -168,7 +168,7 @@ def _transformers(told: _Told) -> _Words:
     if "optimizer" in told and "weight_decay" in told and not told.has_groups and not told.asks("weight_decay", 0.0):
         own = "a Trainer leaves biases and norms without; to decay them, too, give it your own optimizers=(...)"
         told.undone["weight_decay"] = f"weight_decay={told['weight_decay']!r} of all parameters: {own}"
-    warmup_frac = told.ours.get("warmup_frac", 0.0)
+    warmup_frac = float(told.ours.get("warmup_frac", 0.0))
     if warmup_frac < 1:  # as a number of steps it would be one
         found |= told.words(warmup_frac="warmup_steps")
     if "schedule" in told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainables.knobs import complete
+from trainables.knobs import Scalar, complete
 from tuning.journal.events import Importances
 from tuning.report.format import (
     difference,
@@ -164,7 +164,7 @@ def _listed(
     names: Sequence[str],
     views: Sequence[TrialView],
     objectives: Sequence[str],
-    base: Mapping[str, object],
+    base: Mapping[str, Scalar],
 ) -> Grid | None:
     """Returns a row for each trial or probe, None without any; knobs are those unlike in `base`."""
     rows = []
@@ -192,7 +192,7 @@ def compared(first: Summary, second: Summary) -> Grid:
     return Grid(["", first.id, second.id], [*rows, *_apart(configs)[0]])
 
 
-def _apart(configs: Sequence[Mapping[str, object]]) -> tuple[list[list[str]], list[str]]:
+def _apart(configs: Sequence[Mapping[str, Scalar]]) -> tuple[list[list[str]], list[str]]:
     """Returns a row for each knob in which configurations differ, and the others as name=value."""
     rows, same = [], []
     for name in dict.fromkeys(name for config in configs for name in config):
@@ -204,7 +204,7 @@ def _apart(configs: Sequence[Mapping[str, object]]) -> tuple[list[list[str]], li
     return rows, same
 
 
-def _knobs_of(found: Summary, one: Named) -> dict[str, object]:
+def _knobs_of(found: Summary, one: Named) -> dict[str, Scalar]:
     """Returns the knobs of a configuration that the run's workload reads, defaults filled in."""
     return {name: value for name, value in complete(one.config, found.table).items() if found.asks_for(name)}
 

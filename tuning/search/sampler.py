@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import optuna
@@ -202,9 +202,9 @@ class Sampler:
         whole = self._space.complete(values)
         return {name: whole[name] for name in self._names if name in whole}
 
-    def _params(self, values: Mapping[str, Scalar]) -> dict[str, Any]:
+    def _params(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns the values that the space has; of a cut micro-batch, the least that is cut to it."""
-        params: dict[str, Any] = {}
+        params: dict[str, Scalar] = {}
         for name in self._names:
             if name not in values:
                 continue

@@ -292,7 +292,9 @@ def differences(study: StudyRecord, facts: Description, setting: WorkerConfig) -
     return changes(pairs)
 
 
-def study_fields(config: StudyConfig, facts: Description, setting: WorkerConfig, run_id: str) -> dict[str, Any]:
+def study_fields(
+    config: StudyConfig, facts: Description, setting: WorkerConfig, run_id: str, nodes: int
+) -> dict[str, object]:
     """Returns the fields of the `study` record: what is run, with which knobs, where, on what data and code."""
     card = config.card
     virtual = card.emulated_on(int(facts.device["memory_bytes"]) if card.device == "cuda" else None)
@@ -306,7 +308,7 @@ def study_fields(config: StudyConfig, facts: Description, setting: WorkerConfig,
         "seed": config.search.seed,
         **known_fields(facts, WorkloadFacts),
         "horizon_samples": _horizon(config, facts.train_samples),
-        "concurrency": concurrency(config),
+        "concurrency": nodes * concurrency(config),
         "threads": setting.threads,
         "knobs": config.space.table.as_raw(),
         "hooks": list(config.space.table.hooks),

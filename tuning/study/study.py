@@ -182,9 +182,9 @@ class _Study:
         """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it, `parts` of start-up."""
         began = self._began
         if self._run.study is None:
-            fields = study_fields(self._config, facts, setting, self._folder.name)
-            if self._users is not None:
-                fields |= {"concurrency": fields["concurrency"] * len(self._users.training), "target": self._target}
+            nodes = len(self._users.training) if self._users is not None else 1
+            fields = study_fields(self._config, facts, setting, self._folder.name, nodes)
+            fields |= {"target": self._target} if self._users is not None else {}
             fields |= {"startup_s": time.monotonic() - self._started, "startup_parts": dict(parts or {})}
             self._journal.append(events.StudyRecord, **fields)
         else:
