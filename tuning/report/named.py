@@ -31,6 +31,11 @@ SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recal
 """The last words of objectives that are 0 to 1 where their values are: an interval ends there, too."""
 
 
+def last_word(objective: str) -> str:
+    """Returns the last word of an objective's name, such as one of `SHARES`."""
+    return re.split("[^a-z0-9]+", objective.lower())[-1]
+
+
 @dataclass(frozen=True)
 class Named:
     """A configuration that has a name: those of `PICKS`, and before, after and the like.
@@ -165,7 +170,7 @@ class Confirming:
         by_seed = {r.seed: value for r in confirmed if (value := r.values.get(objective)) is not None}
         if by_seed and selection.sets_its_seed(self.run):  # one training, as often as it was made
             by_seed = {min(by_seed): statistics.fmean(by_seed.values())}
-        kind = re.split("[^a-z0-9]+", objective.lower())[-1]
+        kind = last_word(objective)
         share_of = self.val_samples if kind in ("accuracy", "acc") else None
         most = 1.0 if kind in SHARES else None
         searched = source.values.get(objective)
