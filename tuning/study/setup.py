@@ -26,6 +26,7 @@ from tuning.journal.records import read
 from tuning.journal.run import History
 from tuning.journal.runs import JOURNAL, JOURNAL_SCHEMA, LAST, changes, find_run, known_runs, require_known, versions
 from tuning.memory.groups import defaults
+from tuning.report.named import SHARES, last_word
 from tuning.workers import doctor, executors, machine, nvml, slots
 from tuning.workers.own_workload import UserFile
 from tuning.workers.worker import Worker
@@ -195,6 +196,9 @@ def cautions(config: StudyConfig, study: StudyRecord) -> Iterator[str]:
             f"train(run) was tried for {study.silent_passes} passes over its data and reported nothing: a training "
             f"whose end is not reported has no result; in the loop, if run.evaluate_now: run.report({names})"
         )
+    objective, given_up = next(iter(study.objectives), ""), config.pick.tolerance
+    if isinstance(given_up, float) and given_up >= 0.5 and last_word(objective) in SHARES:
+        yield f"pick.tolerance={given_up:g} gives up half of {objective} or more, which is 0 to 1: a hundredth is 0.01"
     for name, knobs in config.named.items():
         if (size := int(knobs.get("batch_size", 0))) > train:
             yield f"{name} has batches of {size}, and there are {train} training samples: batches are of {train}"

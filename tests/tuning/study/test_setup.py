@@ -262,6 +262,8 @@ MANY = {"train_samples": 10_000, "val_samples": 50}
         (["knobs.num_workers=[0,64]"], MANY, ["knobs.num_workers goes to 64"]),
         (["concurrency=8"], MANY, ["concurrency goes to 8"]),
         ([], {**MANY, "reseeds": True}, ["train(run) sets a seed of its own"]),
+        (["pick.tolerance=2"], {**MANY, "objectives": {"val_accuracy": "max"}}, ["pick.tolerance=2 gives up half"]),
+        (["pick.tolerance=2"], {**MANY, "objectives": {"loss": "min"}}, []),
         ([], {**MANY, "silent_passes": 2}, ["train(run) was tried for 2 passes"]),
     ],
 )
