@@ -45,13 +45,13 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels_in: int, planes: int, stride: int, deep: bool, norm: str) -> None:
         super().__init__()
-        thin, wide = (planes, 3, stride), (4 * planes, 1, 1) if deep else (planes, 3, 1)
-        sizes, width = [(planes, 1, 1), thin, wide] if deep else [thin, wide], channels_in
+        middle = (planes, 3, stride)
+        sizes = [(planes, 1, 1), middle, (4 * planes, 1, 1)] if deep else [middle, (planes, 3, 1)]
+        self.last, width = len(sizes), channels_in
         for number, (channels, kernel, step) in enumerate(sizes, 1):
             self.add_module(f"conv{number}", nn.Conv2d(width, channels, kernel, step, kernel // 2, bias=False))
             self.add_module(f"bn{number}", NORMS[norm](channels))
             width = channels
-        self.last = len(sizes)
         nn.init.zeros_(getattr(self, f"bn{self.last}").weight)  # begins as the identity (arXiv 1706.02677)
         self.downsample = nn.Sequential()
         if stride > 1 or channels_in != width:
@@ -82,9 +82,8 @@ class ResNet(nn.Module):
                 channels = planes * 2**stage * (4 if network == "resnet50" else 1)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.dropout, self.fc, self.outputs = nn.Dropout(dropout), nn.Linear(channels, math.prod(outputs)), outputs
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        for convolution in (module for module in self.modules() if isinstance(module, nn.Conv2d)):
+            nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns the output, fp32, of images, uint8, (batch, 3, height, width)."""

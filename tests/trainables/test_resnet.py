@@ -20,7 +20,7 @@ from trainables.workloads.headpose import BINS, HeadPose
 
 pytestmark = pytest.mark.workload
 
-THEIRS = {
+THEIRS = {  # names of weights in transformers, and in torchvision
     r"resnet\.embedder\.embedder\.": "1.",
     r"resnet\.encoder\.stages\.(\d)\.layers\.": lambda found: f"layer{int(found[1]) + 1}.",
     r"shortcut\.convolution": "downsample.0",
@@ -30,7 +30,6 @@ THEIRS = {
     r"(\d)\.normalization": r"bn\1",
     r"classifier\.1": "fc",
 }
-"""Names of weights in transformers, and in torchvision."""
 
 
 def config(**options: Any) -> Config:
@@ -61,15 +60,15 @@ def test_parameters_are_as_many_as_published(network, count):
 def test_it_computes_what_another_implementation_does(network, layer, wider):
     sizes = {"hidden_sizes": [8 * wider * 2**n for n in range(4)], "depths": list(RESIDUAL_BLOCKS[network])}
     asked = transformers.ResNetConfig(layer_type=layer, embedding_size=8, num_labels=10, **sizes)
-    other, images = transformers.ResNetForImageClassification(asked).train(), noise(4, 64).image
-    model = ResNet(network, (10,), 8, "frozen", 0.0).train()
+    other, model = transformers.ResNetForImageClassification(asked).train(), ResNet(network, (10,), 8, "frozen", 0.0)
+    images = noise(4, 64).image
     normed = (images.float() - model.imagenet[0]) / model.imagenet[1]
     other(normed)  # its statistics move
     weights = other.state_dict()
     for theirs, ours in THEIRS.items():
         weights = {re.sub(theirs, ours, name): weight for name, weight in weights.items()}
     model.load_state_dict(weights)
-    torch.testing.assert_close(model(images), other.eval()(normed).logits)
+    torch.testing.assert_close(model.train()(images), other.eval()(normed).logits)
 
 
 @pytest.mark.parametrize(("norm", "file"), [("group", "group.safetensors"), ("frozen", "frozen.pth")])
@@ -77,12 +76,11 @@ def test_micro_batches_and_layouts_change_nothing(norm, file, files):
     asked, resident = config(norm=norm, weights=str(files / file)), Resident(HeadPose())
     changes = {"micro_batch_size": 2, "channels_last": True, "activation_checkpointing": True}
     assert not kinds.differing(resident, asked, changes)
-    assert len(blocks(HeadPose(), resident.model(asked))) == 8
 
 
 def test_a_file_gives_all_but_the_classifier(files):
-    found = HeadPose().model(config(norm="frozen", weights=str(files / "frozen.pth")))
     given = torch.load(files / "frozen.pth")
+    found = HeadPose().model(config(norm="frozen", weights=str(files / "frozen.pth")))
     assert all(torch.equal(weight, given[name]) for name, weight in found.state_dict().items() if name[:3] != "fc.")
     assert found(noise(2, 224).image).shape == (2, 3, BINS)
 
@@ -94,7 +92,6 @@ def test_a_file_gives_all_but_the_classifier(files):
         ("small", "group", "group.safetensors", "weights need network=resnet18 or resnet50"),
         ("resnet18", "group", "frozen.pth", "Unexpected key.*running_mean.*norm=frozen"),
         ("resnet18", "frozen", "group.safetensors", "Missing key.*running_mean"),
-        ("resnet50", "frozen", "frozen.pth", "frozen.pth does not fit this network"),
         ("resnet18", "group", "none.pth", "No such file"),
         ("resnet18", "group", "text.pth", "text.pth does not fit"),
     ],
