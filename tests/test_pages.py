@@ -65,7 +65,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> list[str]:
     """Returns the command lines of a page."""
-    lines = [line for block in blocks(page, "") for line in block.splitlines()]
+    lines = [line for block in blocks(page, "") for line in block.replace("\\\n", " ").splitlines()]
     return [line.split("  #")[0].strip() for line in lines if line.startswith("python ")]
 
 
@@ -114,8 +114,9 @@ def started(folder: Path) -> Iterator[None]:
 
 def test_the_studies_of_an_answer_have_settings_that_there_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuning.workers.own_workload.UserFile", Here)
-    asked = [shlex.split(command)[3:] for command in commands("faq") if "tuning.run workload=" in command]
-    assert len(asked) >= 5
+    pages = [*commands("faq"), *commands("data")]
+    asked = [shlex.split(command)[3:] for command in pages if "tuning.run workload=" in command]
+    assert len(asked) >= 7
     for arguments in asked:
         assert study.main([argument.replace("first/", "") for argument in arguments] + ["--validate"]) == 0, arguments
 

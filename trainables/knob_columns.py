@@ -219,6 +219,7 @@ class Measured:
     cuda: bool
     cpu_frac: float = 0.0
     augment_frac: float = 0.0
+    loaders_wait: bool = False  # rather than compute
 
 
 Remedy = Callable[[Any, Measured], Scalar | None]

@@ -244,7 +244,7 @@ class LoopKnobs:
         False, "system", FLAG, "Augment on the device after the transfer, not in the loader's processes.",
         acts_in=("batches", "loop"), asked_by="name", memory="minor", span="augment",
         seen=_device_augmentation,
-        remedies={"loader": lambda _, step: True if step.cuda else None},
+        remedies={"loader": lambda _, step: True if step.cuda and not step.loaders_wait else None},
         by_hand="augment after the copy to the device",
     ))
     amp_dtype: str = _row(Knob(

@@ -115,8 +115,11 @@ def judge(
     sentence = f"{'compute, much of it the optimiser' if bound == 'optimizer' else bound}: {', '.join(said)}"
     if (stolen := facts.get("steal_frac", 0.0)) >= NOTED_FRAC:
         sentence += f"; disturbed: {percent(stolen)} of the processor went to other machines"
-    own = Knobs.of(knobs or {}, table)
-    measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"))
+    wait_frac = facts.get("loaders_wait_frac") if bound == "loader" else None
+    if wait_frac is not None:
+        sentence += f"; loader processes {_loaders(wait_frac, facts['loaders_read_bytes_per_s'])}"
+    own, is_waiting = Knobs.of(knobs or {}, table), (wait_frac or 0.0) >= PART_FRAC
+    measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"), is_waiting)
     bounds: list[Bound] = ["loader", bound] if waits else [bound]
     remedies = list(dict.fromkeys(remedy for each in bounds for remedy in _remedies(each, own, measured)))
     if asked is not None:
@@ -162,6 +165,15 @@ def _busy(found: Shares) -> str:
         return f"GPU {percent(found.busy)} busy"
     stepping = f", {percent(found.optimizer)} in the optimiser" if found.optimizer >= NOTED_FRAC else ""
     return f"{percent(found.compute)} in forward and backward{stepping}"
+
+
+def _loaders(wait_frac: float, read_bytes_per_s: float) -> str:
+    """Returns in words what loader processes do, of the time that they do not queue for a core."""
+    if wait_frac < PART_FRAC:
+        return f"compute {percent(1.0 - wait_frac)} of their time"
+    # A hard disk that seeks for each page of 4 KiB reads 0.4 MB/s.
+    of = f"a disk ({read_bytes_per_s / 1e6:.1f} MB/s; an SSD is faster)" if read_bytes_per_s > 2**18 else "no disk here"
+    return f"wait {percent(wait_frac)} of their time, for {of}"
 
 
 def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:

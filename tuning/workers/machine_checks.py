@@ -20,16 +20,17 @@ from tuning.config.errors import ConfigError
 from tuning.memory.predictor import compiler
 from tuning.workers import doctor, machine, own_workload
 from tuning.workers.doctor import Check
-from tuning.workers.nvml import Driver, driver
+from tuning.workers.nvml import Driver, answers, driver
 
 TORCH_S = 60.0
 """The most that asking torch for its cards may take: an import beside other work."""
+_GOVERNORS = "sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 _ASK = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count())"
 
 
 def found(env: Mapping[str, str] = os.environ, root: Path = machine.ROOT) -> list[Check]:
     """Returns every check of the machine that can be made on it; `root` is where its file system begins."""
-    return [*_torch(driver()), *_limits(root), *_threads(env), *_compiler(env)]
+    return [*_torch(driver()), *_settings(root), *_limits(root), *_threads(env), *_compiler(env)]
 
 
 def packages(workload: str | None) -> Iterator[Check]:
@@ -109,14 +110,31 @@ def _limits(root: Path) -> Iterator[Check]:
     yield Check("RAM", "OK", f"{limit / 2**30:.1f} GiB{of}")
 
 
+def _settings(root: Path) -> Iterator[Check]:
+    """Yields the settings of an administrator that slow trainings, and what would change them; nothing is changed."""
+    if governors := {machine.text_in(path) for path in root.glob(_GOVERNORS)} - {"", "performance"}:
+        remedy = f"echo performance | sudo tee /{_GOVERNORS}, for cores that keep a high clock"
+        yield Check("CPU governor", "WARN", ", ".join(sorted(governors)), remedy)
+    if off := [name for name, is_on in answers("nvmlDeviceGetPersistenceMode") if not is_on]:
+        remedy = "sudo nvidia-smi -pm 1, for a driver that stays loaded between programs"
+        yield Check("persistence mode", "WARN", f"off on {', '.join(off)}", remedy)
+    if held := [name for name, reasons in answers("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons & 0x02]:
+        remedy = "sudo nvidia-smi -rgc, or -rac, for a card that may boost"
+        yield Check("clocks", "WARN", f"a setting holds down those of {', '.join(held)}", remedy)
+    if drawn := [name for name, programs in answers("nvmlDeviceGetGraphicsRunningProcesses") if programs]:
+        remedy = "train from a text console, or on another card, for all of its memory and time"
+        yield Check("desktop", "WARN", f"programs draw on {', '.join(drawn)}", remedy)
+
+
 def _threads(env: Mapping[str, str]) -> Iterator[Check]:
     """Yields what the environment says of threads: a training computes with as many, at most the cores."""
     cores = machine.cores()
     asked = {name: env[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if env.get(name)}
     said = ", ".join(f"{name}={value}" for name, value in asked.items())
-    over = [name for name, value in asked.items() if value.isdigit() and int(value) > cores]
-    if over:
-        yield Check("threads", "WARN", f"{said} on {cores} cores", f"unset {' '.join(over)}")
+    counts = {name: value.partition(",")[0].strip() for name, value in asked.items()}  # inner threads may follow
+    odd = [name for name, count in counts.items() if not (count.isdigit() and 1 <= int(count) <= cores)]
+    if odd:
+        yield Check("threads", "WARN", f"{said} on {cores} cores", f"unset {' '.join(odd)}")
     else:
         computes = f"a training alone computes with {machine.threads()}"
         yield Check("threads", "OK", f"{said or 'OMP_NUM_THREADS is not set'}; {computes}")

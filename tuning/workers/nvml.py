@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -65,6 +65,17 @@ def driver() -> Driver | None:
 def gpus() -> list[Gpu]:
     """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
     return _asked(_gpus, [])
+
+
+def answers(question: str) -> list[tuple[str, Any]]:
+    """Returns the name of each visible card with its answer to a function of NVML; without those that do not answer."""
+
+    def ask(nvml: Any) -> Iterator[tuple[str, Any]]:
+        for handle in _visible(nvml):
+            with contextlib.suppress(AttributeError, nvml.NVMLError):
+                yield str(nvml.nvmlDeviceGetName(handle)), getattr(nvml, question)(handle)
+
+    return _asked(lambda nvml: list(ask(nvml)), [])
 
 
 def fault() -> str:

@@ -78,6 +78,7 @@ def test_a_busy_card_is_bound_by_computing(sm: float, wait: float) -> None:
         ),
         (card(0.43), {}, {"asked": ["num_workers", "batch_size"]}, ("num_workers=2",)),  # of a custom loop
         ({"machine_cpu_frac": 0.99}, {}, {}, ("ram_cache=true",)),
+        (card(0.43, loaders_wait_frac=0.9, loaders_read_bytes_per_s=0.0), {}, {}, ("ram_cache=true", "num_workers=2")),
     ],
 )
 def test_remedies_are_those_that_are_not_on_or_tried(
@@ -105,6 +106,16 @@ def test_waiting_for_data_is_told_with_what_helps() -> None:
     assert verdict_sentence(all_tried) == all_tried.sentence
     slower = judge(waiting, {"machine_cpu_frac": 0.5}, {"ram_cache": True}, EVERY, tried={"num_workers=1"})
     assert "num_workers=2" not in slower.remedies, "one was slower than none"
+
+
+@pytest.mark.parametrize(
+    ("wait_frac", "read_bytes_per_s", "says"),
+    [(0.1, 5e6, "compute 90 %"), (0.8, 2e6, "wait 80 % of their time, for a disk (2.0 MB/s"), (0.8, 0.0, "no disk")],
+)
+def test_disks_networks_and_work_are_told_apart(wait_frac: float, read_bytes_per_s: float, says: str) -> None:
+    told = {"loaders_wait_frac": wait_frac, "loaders_read_bytes_per_s": read_bytes_per_s}
+    found = [judge(spans(wait=wait, passes=1 - wait), told).sentence for wait in (0.6, 0.1)]
+    assert [says in sentence for sentence in found] == [True, False], "as it is the bound, and is not"
 
 
 @pytest.mark.parametrize("old", [{}, {"data_wait_s": 1.0, "forward_backward_s": 2.0}, {"wall_s": 0.0}])

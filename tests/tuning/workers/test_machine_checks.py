@@ -81,6 +81,21 @@ def test_more_threads_than_cores_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert checks(monkeypatch, tmp_path, OMP_NUM_THREADS="1")["threads"].state == "OK"
 
 
+@pytest.mark.parametrize("slow", [True, False])
+def test_settings_that_slow_trainings_are_told(slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = WholeDriver()
+    answers = {"PersistenceMode": int(not slow), "CurrentClocksThrottleReasons": 1 + 2 * slow}
+    for name, answer in {**answers, "GraphicsRunningProcesses": [1] * slow}.items():
+        setattr(card, f"nvmlDeviceGet{name}", lambda handle, answer=answer: answer)
+    monkeypatch.setitem(sys.modules, "pynvml", card)
+    governor = tmp_path / "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor"
+    governor.parent.mkdir(parents=True)
+    governor.write_text("powersave" if slow else "performance")
+    found = checks(monkeypatch, tmp_path, OMP_NUM_THREADS="0" if slow else "1,2")
+    told = {name for name, check in found.items() if check.state == "WARN" and check.remedy}
+    assert told - {"cores"} == ({"CPU governor", "persistence mode", "clocks", "desktop", "threads"} if slow else set())
+
+
 @pytest.mark.parametrize(("workload", "lacking"), [("pointer", "fast-tsp"), ("headpose", "pillow"), ("nli", "peft")])
 def test_packages_are_looked_for_that_the_extra_names(
     monkeypatch: pytest.MonkeyPatch, workload: str, lacking: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 from tests.fakes import Nvml
 from tuning.workers.telemetry import MEANS, TelemetryReader
@@ -94,3 +96,31 @@ def test_counters_of_others_are_differences_too() -> None:
     telemetry.read()
     telemetry.read()
     assert telemetry.summary()["retries"] == 4.0
+
+
+@pytest.mark.parametrize(("cpu_s", "queued_s", "wait_frac"), [(0.5, 0.0, 0.75), (0.5, 1.5, 0.0), (0.0, 2.0, None)])
+def test_loaders_wait_when_they_neither_compute_nor_queue(
+    cpu_s: float, queued_s: float, wait_frac: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    telemetry, written = TelemetryReader("cpu", root=tmp_path), {"self/task/1/children": "2 3", "3/comm": "python"}
+    for count in range(3):  # the first only shows the process
+        text = f"{int(count * cpu_s * 1e9)} {int(count * queued_s * 1e9)} 7"
+        written |= {"2/comm": "pt_data_worker", "2/schedstat": text, "3/schedstat": text}
+        written["2/io"] = f"rchar: 9\nread_bytes: {count * 3_000_000}\nwrite_bytes: 5"
+        for name, content in written.items():
+            (tmp_path / "proc" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "proc" / name).write_text(content)
+        clock[0] += 2.0
+        telemetry.read()
+    found = [telemetry.summary().get(name) for name in ("loaders_wait_frac", "loaders_read_bytes_per_s")]
+    assert found == ([None, None] if wait_frac is None else [wait_frac, pytest.approx(1e6)])
+
+
+def test_the_loader_processes_of_torch_are_found() -> None:
+    batches = iter(DataLoader(range(4), num_workers=1))  # type: ignore[arg-type]
+    next(batches)
+    telemetry = TelemetryReader("cpu")
+    telemetry.read()
+    assert 0.0 <= telemetry.summary()["loaders_wait_frac"] <= 1.0
