@@ -7,6 +7,7 @@ import contextlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from tuning import run as study
 from tuning.config.errors import TuningError
 from tuning.config.load import load
 from tuning.study import setup
-from tuning.workers import user_code
+from tuning.workers import nvml, user_code
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -198,6 +199,15 @@ def example(heading: str) -> str:
     """Returns the code of the page of data behind a heading."""
     section = (DOCS / "data.md").read_text(encoding="utf-8").split(f"### {heading}\n")[1]
     return re.split(r"^```\w*\n", section, flags=re.M)[1].split("```")[0]
+
+
+def test_the_ladder_of_the_page_of_data_runs_as_typed_on_its_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = example("A ladder of settings").partition("tuning.run ")[2]
+    said = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
+    monkeypatch.setattr(nvml, "gpus", lambda: [nvml.Gpu("NVIDIA GeForce RTX 3090", 24 * 2**30, 0, (8, 6))])
+    named = setup.prepare_config(load(said.stdout.split()))[1].named
+    assert list(named) == ["before", "initial", "fixes"]
+    assert sum(map(len, named.values())) == said.stdout.count("named.") + 1, "before also takes its batch in one pass"
 
 
 @pytest.mark.parametrize("heading", ["Parquet", "Klines of Binance", "HistData"])

@@ -25,7 +25,7 @@ Finds the fastest training that keeps its accuracy and fits its card.
                                         what fits a card, without the card
   python -m tuning list                 runs, newest last
   python -m tuning show last            summary and trials of a run, by its id
-  python -m tuning compare ID ID        two runs: knobs, speed, quality
+  python -m tuning compare ID ID        runs side by side: knobs, speed, quality
   python -m tuning stop ID              end a run, and write its best so far
   python -m tuning ablate ID            what each knob of the pick contributes
   python -m tuning report ID            write best.yaml and report.html anew

@@ -156,6 +156,20 @@ def test_the_backbones_own_dropout_is_off(minilm):
     assert [model.head.training, model.backbone.training] == [True, False]
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_prediction_is_what_the_evaluation_judges(kind, gemma, minilm):
+    workload, config = Nli(), gemma if kind == "decoder" else minilm[1]
+    torch.manual_seed(0)
+    model, pairs = workload.model(config), workload.pairs(config)["val"]
+    found = workload.predict(model, config, [(pair.premise, pair.hypothesis) for pair in pairs])
+    dataset = workload.dataset(config, "val")
+    batches = [workload.collate([dataset[n] for n in range(len(pairs))])]
+    hits = (found > 0.5) == torch.tensor([pair.entails for pair in pairs])
+    assert hits.double().mean().item() == workload.evaluate(model, batches)["accuracy"]
+    alone = workload.predict(model, config, [(pairs[0].premise, pairs[0].hypothesis)])
+    torch.testing.assert_close(alone, found[:1], rtol=1e-4, atol=1e-5)
+
+
 def test_decoder_gives_one_pair_what_it_gives_a_padded_batch(gemma):
     workload = Nli()
     data = workload.dataset(gemma, "train")

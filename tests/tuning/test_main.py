@@ -182,6 +182,24 @@ def test_ablate_says_that_nothing_differs(runs_dir, records, capsys):
     assert "the best of run alike and before differ in nothing that changes speed" in err
 
 
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("knobs.compil=default", "did you mean knobs.compile?"),
+        ("compile=fast", "knobs.compile: fast is not allowed"),
+        ("knobs.compile=[off,default]", "has one value for each knob"),
+        ("knobs.learning_rate=0.1", "it changes what is learned, and not how fast"),
+        ("knobs.tf32=true", "cannot be had with card=Example CPU"),
+        ("card=t4", "card is not a knob of this workload"),
+    ],
+)
+def test_ablate_refuses_a_knob_before_it_measures(runs_dir, capsys, typed, says):
+    code, out, err = answered(capsys, "ablate", NEWEST, typed, "--runs-dir", runs_dir)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert not (runs_dir / "nli" / NEWEST / "ablation.jsonl").exists()
+
+
 def test_help_loads_nothing_that_takes_long():
     heavy = "{'torch', 'ray', 'matplotlib', 'pydantic', 'rich', 'optuna'}"
     code = f"import sys; from tuning.__main__ import main; main(['-h']); sys.exit(bool({heavy} & set(sys.modules)))"
@@ -208,6 +226,10 @@ def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(runs_d
     found = json.loads(answered(capsys, "compare", NEWEST, "early", "--runs-dir", runs_dir, "--json")[1])
     assert found["best"][0] == "trial t007" != found["best"][1]
     assert {"samples/s", "accuracy", "peak", "learning_rate"} <= set(found)
+    _, out, _ = answered(capsys, "compare", NEWEST, "early", OLDEST, NEWEST, "--runs-dir", runs_dir)
+    assert "early" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert answered(capsys, "compare", NEWEST, "--runs-dir", runs_dir)[0] == 2
     assert answered(capsys, "compare", NEWEST, "nope", "--runs-dir", runs_dir)[0] == 2
 
 
@@ -220,7 +242,7 @@ def test_each_best_is_compared_by_the_knobs_of_its_own_run_and_by_their_values(f
     channels, depth = Knob(16, "both", values=(16, 32)), Knob(2, "both", values=(2, 4))
     first = of({"channels": channels}, learning_rate=0.0012341, weight_decay=0.1)
     second = of({"channels": channels, "depth": depth}, learning_rate=0.0012288, channels=16, depth=4)
-    rows = {row[0]: list(row[1:]) for row in tables.compared(first, second).rows}
+    rows = {row[0]: list(row[1:]) for row in tables.compared([first, second]).rows}
     shown = {name: cells for name, cells in rows.items() if name in second.table}
     assert shown == {"learning_rate": ["1.2341e-3", "1.2288e-3"], "depth": ["-", "4"]}
 

@@ -205,10 +205,24 @@ class Nli:
 
     def dataset(self, config: Config, split: Split) -> Pairs:
         """Returns the split; each pair is tokenised on access."""
+        return self._tokenised(self.pairs(config)[split], config)
+
+    def _tokenised(self, pairs: Sequence[TextPair], config: Config) -> Pairs:
         options = options_of(self, config)
         joined = _is_decoder(_pretrained(transformers.AutoConfig, options))
         tokenizer = _pretrained(transformers.AutoTokenizer, options)
-        return Pairs(self.pairs(config)[split], tokenizer, options["max_length"], joined)
+        return Pairs(pairs, tokenizer, options["max_length"], joined)
+
+    def predict(self, model: nn.Module, config: Config, pairs: Iterable[tuple[str, str]]) -> Tensor:
+        """Returns how likely each premise entails its hypothesis, (pairs,), 0 to 1, by a trained model in eval mode.
+
+        The pairs are one batch, cut to `max_length` tokens as in training.
+        """
+        samples = self._tokenised([TextPair(*pair, entails=False) for pair in pairs], config)
+        batch, device = self.collate([samples[n] for n in range(len(samples))]), next(model.parameters()).device
+        with torch.no_grad():
+            logits = model.eval()(batch["input_ids"].to(device), batch["attention_mask"].to(device))
+        return cast(Tensor, logits.float().softmax(dim=1)[:, 1].cpu())
 
     @staticmethod
     def collate(samples: Sequence[PairSample]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""python -m tuning ablate ID: what each knob is worth, measured again in turns on the machine at hand.
+"""python -m tuning ablate ID [knobs.NAME=VALUE ...]: what each knob is worth, measured in turns on the machine at hand.
 
 The windows are kept beside the run's records in `ablation.jsonl`; what that holds already is not measured again.
 """
@@ -16,15 +16,20 @@ from pathlib import Path
 from trainables.knobs import Scalar
 from tuning.cli.runs import with_id
 from tuning.cli.terminal import console, line, show
+from tuning.config.cards import Card, restrict
 from tuning.config.choices import PLAIN
+from tuning.config.command_line import parse, value_of
 from tuning.config.errors import ConfigError, NoUsableTrial
+from tuning.config.resolve import parse_named
 from tuning.config.schema import ConfirmSection
 from tuning.config.shareable import is_masked
+from tuning.config.space import Space
 from tuning.journal.events import AblationRecord, Event
 from tuning.journal.records import Journal, read, writer_of
 from tuning.journal.run import History
 from tuning.journal.runs import ABLATION, JOURNAL, find_run, require_known
 from tuning.report import export, report, summary, text
+from tuning.report.summary import Summary
 from tuning.search import ablation
 from tuning.search.confirm import measure_windows, windows_s
 from tuning.search.optuna_study import importances_of
@@ -37,9 +42,11 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
     does = "Times the best with and without each of its knobs, and the reference likewise; the timings alternate."
     made = with_id("ablate", does)
+    said = "knobs that the best has otherwise, such as knobs.compile=default: each is timed at the best, too"
+    made.add_argument("settings", nargs="*", metavar="knobs.NAME=VALUE", help=said)
     made.add_argument("--rounds", type=int, default=5, help="windows of each configuration, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
-    asked = made.parse_args(argv)
+    asked = made.parse_intermixed_args(argv)
     if not 2 <= asked.rounds <= 100:
         raise ConfigError(f"--rounds {asked.rounds}", allowed="2 to 100", remedy="--rounds 5")
     if not 0 < asked.window <= 600:
@@ -51,11 +58,12 @@ def main(argv: Sequence[str]) -> int:
     run = History(read(folder / JOURNAL)[0])
     require_known(run.study, folder)
     found = summary.of_run(run)
+    further = _knobs_of(asked.settings, found)
     if found.best is None:
         raise NoUsableTrial(f"run {asked.id} has no best configuration yet", remedy=f"python -m tuning show {asked.id}")
     best, reference = found.best.config, found.reference
     today, name = (reference.config, reference.name) if reference else ({}, PLAIN)
-    changes, idle = ablation.changes(best, today, found.table, name)
+    changes, idle = ablation.changes(best, today, found.table, name, further)
     messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
     if not changes:
         alike = f"the best of run {folder.name} and {name} differ in nothing that changes speed"
@@ -94,6 +102,24 @@ def main(argv: Sequence[str]) -> int:
     for label, why in idle.items():
         line(messages, f"{label}: {why}")
     return 0
+
+
+def _knobs_of(typed: Sequence[str], found: Summary) -> dict[str, Scalar]:
+    """Returns the knobs that were typed; raises ConfigError for those that the run or its device cannot have."""
+    table, given = found.table, parse(typed)
+    texts = {key.removeprefix("knobs."): text for key, text in {**given.groups, **given.values}.items()}
+    raw = {name: value_of(f"knobs.{name}", text, table) for name, text in texts.items()}
+    knobs = parse_named("knobs", raw, {}, table)
+    for name in knobs:
+        learned = table[name].kind == "learning" and name not in ablation.BATCHES
+        if learned or not found.asks_for(name):
+            why = "it changes what is learned, and not how fast" if learned else "this run's loop does not ask for it"
+            raise ConfigError(f"knobs.{name}={texts[name]}: {why}", remedy="leave it out")
+    device = found.study.device
+    capability = tuple(device["capability"]) if "capability" in device else None
+    card = Card(str(device["name"]), capability=capability, device=device["type"])
+    restrict(Space.parse(knobs, table), card, knobs)
+    return knobs
 
 
 def worker_of(folder: Path, run: History) -> WorkerConfig:

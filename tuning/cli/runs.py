@@ -113,12 +113,13 @@ def reply_of(folder: Path) -> RunReply:
 
 
 def compare_runs(arguments: Sequence[str]) -> int:
-    """Prints the best of two runs side by side, and the knobs in which they differ; returns the exit code."""
-    made = parser("compare", "Shows the best of two runs side by side.")
-    made.add_argument("ids", nargs=2, metavar="ID", help=ID_HELP)
+    """Prints the bests of runs side by side, and the knobs in which they differ; returns the exit code."""
+    made = parser("compare", "Shows the bests of two or more runs side by side.")
+    made.add_argument("first", metavar="ID", help=ID_HELP)
+    made.add_argument("others", nargs="+", metavar="ID", help="the runs beside it")
     asked = made.parse_args(arguments)
-    first, second = (summary.of_run(*runs_of(find_run(asked.runs_dir, run_id))) for run_id in asked.ids)
-    found = tables.compared(first, second)
+    known = [summary.of_run(*runs_of(find_run(asked.runs_dir, run_id))) for run_id in (asked.first, *asked.others)]
+    found = tables.compared(known)
     if asked.json:
         print(json.dumps({row[0]: list(row[1:]) for row in found.rows}))
         return 0
@@ -126,10 +127,10 @@ def compare_runs(arguments: Sequence[str]) -> int:
         console(sys.stdout, os.environ),
         "not measured side by side: within an hour a machine's speed may drift",
     )
-    if first.workload != second.workload:
-        said = "two workloads: their speeds and qualities are of different things"
-    elif first.place.device != second.place.device:
-        said = "two devices: their speeds are of different machines"
+    if len({one.workload for one in known}) > 1:
+        said = "different workloads: their speeds and qualities are of different things"
+    elif len({one.place.device for one in known}) > 1:
+        said = "different devices: their speeds are of different machines"
     show(result, table(found.head, found.rows))
     line(result, said)
     return 0

@@ -113,12 +113,11 @@ def _speed(one: Named, reference: Named | None = None) -> str:
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
-    """Yields what each optimisation bought at the best, and added to what it is compared with."""
-    for base in dict.fromkeys(["best", *(one.base for one in found)]):
-        title = "of best" if base == "best" else f"added to {spoken(base)}"
-        own = [one for one in found if one.base == base]
-        if own:
-            yield Grid([title, "instead of", "speed with it", "memory with it"], [_ablated(one) for one in own])
+    """Yields what each optimisation bought at the best, added to it, and added to what it is compared with."""
+    for base, added in dict.fromkeys((one.base, one.added) for one in found):
+        title = f"{'added to' if added else 'of'} {spoken(base)}"
+        own = [_ablated(one) for one in found if (one.base, one.added) == (base, added)]
+        yield Grid([title, "instead of", "speed with it", "memory with it"], own)
 
 
 def _ablated(one: AblationResult) -> list[str]:
@@ -175,21 +174,20 @@ def _listed(
     return Grid(head, rows) if rows else None
 
 
-def compared(first: Summary, second: Summary) -> Grid:
-    """Returns the best of two runs side by side: where, how fast, how good, beside what, and the knobs that differ."""
-    rows = [["workload", *(one.workload for one in (first, second))]]
-    rows += [["device", *(one.place.device for one in (first, second))]]
-    bests = [one.best for one in (first, second)]
-    both = zip((first, second), bests, strict=True)
-    rows += [["best", *(found_by(one, best) if best else "-" for one, best in both)]]
+def compared(runs: Sequence[Summary]) -> Grid:
+    """Returns the bests of runs side by side: where, how fast, how good, beside what, and the knobs that differ."""
+    bests = [one.best for one in runs]
+    found = list(zip(runs, bests, strict=True))
+    rows = [["workload", *(one.workload for one in runs)], ["device", *(one.place.device for one in runs)]]
+    rows += [["best", *(found_by(one, best) if best else "-" for one, best in found)]]
     rows += [["samples/s", *(_speed(best) if best else "-" for best in bests)]]
-    gains = [one.answers["best"].gain if "best" in one.answers else None for one in (first, second)]
+    gains = [one.answers["best"].gain if "best" in one.answers else None for one in runs]
     rows += [["speed", *(f"{ratio(gain, 'x')} vs {spoken(gain.over)}" if gain else "-" for gain in gains)]]
-    for name in dict.fromkeys([*first.objectives, *second.objectives]):
+    for name in dict.fromkeys(name for one in runs for name in one.objectives):
         rows.append([name, *(quality(b.quality[name]) if b and name in b.quality else "-" for b in bests)])
     rows += [["peak", *(size(best.peak_allocated_bytes if best else None) for best in bests)]]
-    configs = [_knobs_of(one, best) if best else {} for one, best in zip((first, second), bests, strict=True)]
-    return Grid(["", first.id, second.id], [*rows, *_apart(configs)[0]])
+    configs = [_knobs_of(one, best) if best else {} for one, best in found]
+    return Grid(["", *(one.id for one in runs)], [*rows, *_apart(configs)[0]])
 
 
 def _apart(configs: Sequence[Mapping[str, Scalar]]) -> tuple[list[list[str]], list[str]]:

@@ -1,10 +1,12 @@
 """The worth of each knob: configurations one knob apart, measured in windows that take turns (`search.confirm`).
 
-At the best one knob at a time goes back to what it is today; at what is trained today one is set as in the best.
+At the best one knob at a time goes back to what it is today, or is set as asked; at what is trained today one is set as
+in the best.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +26,7 @@ BATCHES = ("batch_size", "micro_batch_size")
 class Change:
     """The configuration `config`, which differs from the one called `base` in `knobs` only.
 
-    The best has `value`, the configuration it is compared with has `instead_of`, both in words.
+    `value` is compared with `instead_of`, both in words. If it is `added`, `config` has `value`, else the base has it.
     """
 
     base: str
@@ -32,6 +34,7 @@ class Change:
     value: str
     instead_of: str
     config: Mapping[str, Scalar]
+    added: bool
 
     @property
     def label(self) -> str:
@@ -41,7 +44,7 @@ class Change:
     @property
     def name(self) -> str:
         """Returns what the configuration is called, such as "best, amp_dtype=fp32"."""
-        return f"{self.base}, {self.label}={self.instead_of if self.base == 'best' else self.value}"
+        return f"{self.base}, {self.label}={self.value if self.added else self.instead_of}"
 
 
 @dataclass(frozen=True)
@@ -57,31 +60,38 @@ class AblationResult:
     instead_of: str
     gain: Gain | None
     memory_ratio: float | None
+    added: bool
 
 
 def changes(
-    best: Mapping[str, Scalar], today: Mapping[str, Scalar], table: KnobTable, name: str = "before"
+    best: Mapping[str, Scalar],
+    today: Mapping[str, Scalar],
+    table: KnobTable,
+    name: str = "before",
+    asked: Mapping[str, Scalar] = types.MappingProxyType({}),
 ) -> tuple[list[Change], dict[str, str]]:
     """Returns the changes to measure, and of those that are none beside the other knobs the reason in words.
 
-    `name` is what the configuration `today` is called. Knobs that change what is learned and not how fast are left out;
-    the batch size changes both.
+    `name` is what the configuration `today` is called; each knob of `asked` is set at the best. Knobs that change what
+    is learned and not how fast are left out; the batch size changes both.
     """
     new, old = Knobs.of(best, table).as_dict(), Knobs.of(today, table).as_dict()
     differing = [n for n in table if new[n] != old[n] and (table[n].kind != "learning" or n in BATCHES)]
     groups: list[tuple[str, ...]] = [(n,) for n in differing]
     if all(n in differing for n in BATCHES):
         groups.append(BATCHES)
+    sides = [(knobs, *side) for knobs in groups for side in (("best", new, old, False), (name, old, new, True))]
+    sides += [((knob,), "best", new, {**new, **asked}, True) for knob in asked]
     found, idle = list[Change](), dict[str, str]()
-    for knobs in groups:
-        value, instead_of = ("/".join(word(own[n]) for n in knobs) for own in (new, old))
-        for base, own, other in (("best", new, old), (name, old, new)):
-            config = settled({**own, **{n: other[n] for n in knobs}}, table)
-            change = Change(base, knobs, value, instead_of, config)
-            if config == settled(own, table):
-                idle[f"{base}: {change.label}"] = "changes nothing there, beside its other knobs"
-            else:
-                found.append(change)
+    for knobs, base, own, other, added in sides:
+        config = settled({**own, **{n: other[n] for n in knobs}}, table)
+        pair = (other, own) if added else (own, other)
+        value, instead_of = ("/".join(word(one[n]) for n in knobs) for one in pair)
+        change = Change(base, knobs, value, instead_of, config, added)
+        if config == settled(own, table):
+            idle[f"{base}: {change.label}"] = "changes nothing there, beside its other knobs"
+        else:
+            found.append(change)
     return found, idle
 
 
@@ -103,28 +113,29 @@ def results(run: History, best: Mapping[str, Scalar] | None = None) -> tuple[Abl
     for window in run.all_windows:
         windows.setdefault(window.name, {})[window.round] = window
     found = [_result(change, windows) for change in made.changes]
-    return tuple(sorted(found, key=lambda r: (r.base != "best", -(r.gain.ratio if r.gain else 0.0), r.knobs)))
+    by_worth = sorted(found, key=lambda one: (-(one.gain.ratio if one.gain else 0.0), one.knobs))
+    return tuple(sorted(by_worth, key=lambda one: (one.base != "best", one.added)))
 
 
 def _result(change: Facts, windows: Mapping[str, Mapping[int, WindowRecord]]) -> AblationResult:
     name, base, knobs, value, instead_of = (str(change.get(n, "")) for n in _OF_CHANGE)
-    sides = [windows.get(one, {}) for one in (base, name)]
-    with_, without = sides if base == "best" else reversed(sides)
+    added = bool(change.get("added", base != "best"))
+    with_, without = (windows.get(one, {}) for one in ((name, base) if added else (base, name)))
     both = [(with_[n], without[n]) for n in with_ if n in without]
     peaks = [(a.peak_allocated_bytes, b.peak_allocated_bytes) for a, b in both]
     speeds = [(a.samples_per_s, b.samples_per_s) for a, b in both]
     memory_ratio = max((a / b for a, b in peaks if a and b), default=None)
     gain = uncertainty.gain("with", "without", [Pair(a, b) for a, b in speeds if a and b])
-    return AblationResult(base, knobs, value, instead_of, gain, memory_ratio)
+    return AblationResult(base, knobs, value, instead_of, gain, memory_ratio, added)
 
 
 _OF_CHANGE = ("name", "base", "label", "value", "instead_of")
 """The fields of each change in the record of an ablation."""
 
 
-def raw(changed: Sequence[Change]) -> list[dict[str, str]]:
+def raw(changed: Sequence[Change]) -> list[dict[str, str | bool]]:
     """Returns the changes as the record of an ablation has them."""
-    return [{name: getattr(one, name) for name in _OF_CHANGE} for one in changed]
+    return [{name: getattr(one, name) for name in (*_OF_CHANGE, "added")} for one in changed]
 
 
 def settled(knobs: Mapping[str, Scalar], table: KnobTable) -> dict[str, Scalar]:

@@ -87,6 +87,14 @@ def test_what_was_tuned_by_hand_for_a_card_lies_inside_its_space(monkeypatch, wo
         assert after["num_workers"] <= cores
 
 
+@pytest.mark.parametrize(("network", "batch"), [("lstm", 256), ("transformer", 256), ("mlp", 512)])
+def test_a_notebooks_t4_of_two_cores_searches_what_its_guide_sets(monkeypatch, network, batch):
+    config = on(monkeypatch, "t4", 2, "workload=temporal", f"knobs.architecture={network}")
+    sizes = {"hidden_size": 128, "batch_size": batch, "micro_batch_size": batch, "amp_dtype": "fp16", "num_workers": 2}
+    flags = ("pin_memory", "persistent_workers", "non_blocking", "cudnn_benchmark", "empty_cache")
+    assert not holds(config.space, {**sizes, **dict.fromkeys(flags, True)})
+
+
 @pytest.mark.parametrize("card", ["rtx3090", "cpu"])
 @pytest.mark.parametrize("workload", BUILT_IN)
 def test_validate_prints_the_space(monkeypatch, capsys, workload, card):

@@ -100,8 +100,7 @@ def test_a_page_says_what_the_screen_says(records):
 
 
 def test_two_runs_side_by_side_have_a_screen(records):
-    first, second = (summary.of_run(History(own)) for own in (records, answered.run(records)))
-    grid = tables.compared(first, second)
+    grid = tables.compared([summary.of_run(History(own)) for own in (records, answered.run(records))])
     check("compared", "\n".join(" | ".join(row) for row in (grid.head, *grid.rows)))
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.fakes import FormulaProfiler
-from trainables.knobs import Knobs
+from trainables.knobs import Knobs, Scalar
 from trainables.our_knobs import EVERY
 from tuning.config.schema import ConfirmSection
 from tuning.journal.events import AblationRecord
 from tuning.journal.records import Journal
 from tuning.journal.run import History
-from tuning.report import text
+from tuning.report import tables, text
 from tuning.search.ablation import BATCHES, AblationResult, changes, raw, results, settled, turns
 from tuning.search.confirm import measure_windows
 
@@ -37,9 +37,9 @@ class Drifting(FormulaProfiler):
         return replace(found, samples_per_s=found.samples_per_s and found.samples_per_s * slower)
 
 
-def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 5) -> tuple[dict, History]:
+def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 5, **asked: Scalar) -> tuple[dict, History]:
     """Returns the results of all changes on that profiler, by base and knobs, and the run."""
-    changed, _ = changes(BEST, BEFORE, EVERY)
+    changed, _ = changes(BEST, BEFORE, EVERY, asked=asked)
     budget = ConfirmSection.model_construct(windows=rounds, window_s=1.0, seeds=1, top=1)
     with Journal.open(folder / "ablation.jsonl", create=True) as journal:
         journal.append(AblationRecord, best=BEST, changes=raw(changed))
@@ -58,6 +58,20 @@ def test_a_gain_is_the_ratio_whatever_the_machine_does(tmp_path: Path) -> None:
     assert found["before", "amp_dtype"].gain.ratio > 1.3
     assert not found["best", "set_to_none"].gain.is_told
     assert found["best", "micro_batch_size"].memory_ratio == pytest.approx(420 / 180)
+
+
+def test_a_knob_that_is_asked_for_is_set_at_the_best(tmp_path: Path) -> None:
+    _, run = measured(Drifting(), tmp_path, amp_dtype="fp32", compile="default")
+    off, on = (one for one in results(run, BEST) if (one.base, one.knobs) == ("best", "amp_dtype"))
+    assert [(one.added, one.value, one.instead_of) for one in (off, on)] == [
+        (False, "bf16", "fp32"),
+        (True, "fp32", "bf16"),
+    ]
+    assert on.gain.ratio * off.gain.ratio == pytest.approx(1)
+    titles = [grid.head[0] for grid in tables.ablation(results(run, BEST))]
+    assert titles == ["of best", "added to best", "added to your settings"]
+    _, idle = changes(BEST, BEFORE, EVERY, asked={"prefetch_factor": 4, "amp_dtype": "bf16"})
+    assert set(idle) == {"best: prefetch_factor", "best: amp_dtype"}, "without workers, and as the best has it"
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
