@@ -223,7 +223,7 @@ def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(runs_d
     code, out, _ = answered(capsys, "compare", NEWEST, "early", "--runs-dir", runs_dir)
     assert code == 0
     assert NEWEST in out.splitlines()[0]
-    found = json.loads(answered(capsys, "compare", NEWEST, "early", "--runs-dir", runs_dir, "--json")[1])
+    found = json.loads(answered(capsys, "compare", NEWEST, "early", "--runs-dir", runs_dir, "--json")[1])["rows"]
     assert found["best"][0] == "trial t007" != found["best"][1]
     assert {"samples/s", "accuracy", "peak", "learning_rate"} <= set(found)
     _, out, _ = answered(capsys, "compare", NEWEST, "early", OLDEST, NEWEST, "--runs-dir", runs_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -13,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tuning.cli import replies
-from tuning.cli.replies import DoctorReply, FilesReply, ListedRun, ListReply, RunReply, as_line
+from tuning.cli.replies import CompareReply, DoctorReply, FilesReply, ListedRun, ListReply, RunReply, as_line
 from tuning.cli.terminal import Terminal, console, line, show
 from tuning.config import best_file
 from tuning.config.errors import ConfigError
@@ -120,17 +119,16 @@ def compare_runs(arguments: Sequence[str]) -> int:
     asked = made.parse_args(arguments)
     known = [summary.of_run(*runs_of(find_run(asked.runs_dir, run_id))) for run_id in (asked.first, *asked.others)]
     found = tables.compared(known)
-    if asked.json:
-        print(json.dumps({row[0]: list(row[1:]) for row in found.rows}))
-        return 0
-    result, said = (
-        console(sys.stdout, os.environ),
-        "not measured side by side: within an hour a machine's speed may drift",
-    )
+    said = "not measured side by side: within an hour a machine's speed may drift"
     if len({one.workload for one in known}) > 1:
         said = "different workloads: their speeds and qualities are of different things"
     elif len({one.place.device for one in known}) > 1:
         said = "different devices: their speeds are of different machines"
+    if asked.json:
+        rows = {name: cells for name, *cells in found.rows}
+        print(as_line(CompareReply(runs=[one.id for one in known], rows=rows, note=said)))
+        return 0
+    result = console(sys.stdout, os.environ)
     show(result, table(found.head, found.rows))
     line(result, said)
     return 0
