@@ -122,7 +122,7 @@ def test_doctor_checks_the_workload_that_is_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert __main__.main(["doctor", "workload=nli", "--json"]) == 0
-    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert all(check["state"] in ("OK", "WARN", "FAIL") and check["detail"] for check in found.values())
     assert found["packages"]["detail"] == "those of nli are here"
     assert __main__.main(["doctor"]) == 0
