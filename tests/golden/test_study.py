@@ -50,13 +50,13 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(ended: Path, tmp_
     assert shown.startswith("Set ")
     assert "\x1b" not in shown + (tmp_path / "err").read_text()
 
-    (row,) = answer(tmp_path, "list")
+    (row,) = answer(tmp_path, "list")["runs"]
     assert (row["id"], row["workload"], row["state"], row["trials"]) == ("one", "mine", "finished", 3 + BESIDE)
     summary = answer(tmp_path, "show", "one")
     assert summary["state"] == "finished"
     assert {"best", "before"} <= summary["named"].keys()
     assert sum(summary["trial_counts"].values()) == len(summary["trials"]) == 3 + BESIDE
-    files = answer(tmp_path, "report", "one")
+    files = answer(tmp_path, "report", "one")["files"]
     assert {"best.yaml", "front.csv", "report.html"} <= {Path(f).name for f in files}
 
     made = tmp_path / "runs" / "mine" / "one"
