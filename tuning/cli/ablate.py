@@ -5,15 +5,14 @@ The windows are kept beside the run's records in `ablation.jsonl`; what that hol
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from trainables.knobs import Scalar
+from tuning.cli.replies import AblateReply, as_line
 from tuning.cli.runs import with_id
 from tuning.cli.terminal import console, line, show
 from tuning.config.cards import Card, restrict
@@ -69,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         alike = f"the best of run {folder.name} and {name} differ in nothing that changes speed"
         line(messages, f"{alike}: there is nothing to take apart")
         if asked.json:
-            print(json.dumps({"device": None, "ablation": [], "idle": idle}))
+            print(as_line(AblateReply(device=None, ablation=[], idle=idle)))
         return 0
     worker = worker_of(folder, run)
     turns = ablation.turns({"best": best, name: today}, changes, found.table)
@@ -94,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     export.write_all(whole, folder)
     report.write_report(whole, folder / "report.html", importances_of(run))
     if asked.json:
-        print(json.dumps({"device": facts, "ablation": [asdict(r) for r in whole.ablation], "idle": idle}))
+        print(as_line(AblateReply(device=facts, ablation=whole.ablation, idle=idle)))
         return 0
     line(result, f"ablation on {facts['name']}, {facts['cores']} cores, {facts['threads']} threads")
     for part in text.ablation(whole.ablation):

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from trainables.knobs import Scalar
 from tuning.config.errors import TuningError
-from tuning.journal.events import Importances
+from tuning.journal.events import Facts, Importances
 from tuning.journal.timeline import Times
 from tuning.memory.fitting import Fit, Kernels
 from tuning.outside.runs import Look
@@ -128,6 +128,15 @@ class RunReply(Reply):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AblateReply(Reply):
+    """What each knob is worth; `idle` says of those that change nothing why. No device if nothing was measured."""
+
+    device: Facts | None
+    ablation: Sequence[AblationResult]
+    idle: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareReply(Reply):
     """Runs side by side: the cells of each row by its name, in the order of `runs`; a note on what they are."""
 
@@ -211,6 +220,7 @@ REPLIES: Mapping[str, type[Reply]] = {
     "run": RunReply,
     "show": RunReply,
     "list": ListReply,
+    "ablate": AblateReply,
     "compare": CompareReply,
     "doctor": DoctorReply,
     "estimate": EstimateReply,
