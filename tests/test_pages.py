@@ -75,7 +75,7 @@ def commands(page: str) -> list[str]:
     "page",
     [
         *(pytest.param(page, marks=pytest.mark.workload) for page in ("workload", "own_loop")),
-        *(pytest.param(page, marks=pytest.mark.slow) for page in ("tutorial", "faq")),  # 82 s, and 15 commands
+        *(pytest.param(page, marks=pytest.mark.slow) for page in ("tutorial", "faq", "training")),  # 82 s, 15 commands
     ],
 )
 def test_every_command_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

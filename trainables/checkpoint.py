@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from trainables.files import SHARED, write_whole
+from trainables.frozen_linear import merged
 from trainables.loop import State
-from trainables.resident import changing, plain, written
+from trainables.resident import Resident, changing, plain, written
+from trainables.state import Evaluation
+from trainables.training import AnyState
+from trainables.workload import Config, Workload
 
 POINTER = "checkpoint.json"
 _COUNTERS = ("samples", "steps", "epoch", "micro_batches_done")
@@ -39,14 +44,15 @@ def save(state: State, folder: Path, *, identity: str, made_of: Mapping[str, str
     Raises CheckpointError if the optimiser keeps something that is neither tensor nor number.
     """
     tensors = {f"model.{name}": t for name, t in trained_tensors(state.model, state.marks).items()}
+    tensors |= {f"best.{name}": t for name, t in state.best_weights.items()}
+    tensors |= {f"average.{index}": mean for index, mean in enumerate(state.average.means)}
     kept = _optimizer_state(state)
     for name, value in kept.items():
         tensors[name] = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
     tensors["random.cpu"] = torch.get_rng_state()
     if state.device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(state.device)
-    # Copies, since safetensors refuses tensors that share memory, as the map of 8-bit AdamW does with every parameter.
-    payload = save_tensors({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()})
+    payload = save_tensors(_copies(tensors))
     path = folder / f"state-{state.samples}.safetensors"
     write_whole(path, payload, mode=SHARED)
     pointer = {
@@ -61,6 +67,7 @@ def save(state: State, folder: Path, *, identity: str, made_of: Mapping[str, str
             for group in state.optimizer.param_groups
         ],
         "plain": {name: plain(module) for name, module in state.model.named_modules()},
+        "evaluations": [asdict(one) for one in state.evaluations],
         **{name: getattr(state, name) for name in _COUNTERS},
     }
     write_whole(folder / POINTER, json.dumps(pointer, indent=1).encode(), mode=SHARED)
@@ -116,23 +123,72 @@ def trained_tensors(model: nn.Module, first: Mapping[str, Tensor]) -> dict[str, 
     return {**dict(changing(model)), **written(model, first)}
 
 
-def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -> None:
-    buffers = dict(state.model.named_buffers())
-    tensors = {n: p.detach() for n, p in state.model.named_parameters() if f"model.{n}" in stored}  # frozen ones, too
-    tensors |= trained_tensors(state.model, state.marks)
+def weights(state: AnyState) -> dict[str, Tensor]:
+    """Returns copies, on the host, of what training has changed so far, averaged weights if there are any."""
+    with state.average.shown():
+        return {} if state.model is None else _copies(trained_tensors(state.model, state.marks))
+
+
+def exported(state: AnyState, *, merges: bool) -> bytes | None:
+    """Returns the weights of the best evaluation, if kept, else the present ones, as a safetensors file; None of a
+    custom loop that never showed its model. With `merges` it is all of the model, which has lost its adapters then.
+    """
+    if state.model is None:
+        return None
+    kept = state.best_weights or weights(state)
+    if merges:
+        write_into(state.model, kept, state.marks)
+        whole = merged(state.model)
+        kept = _copies({**dict(whole.named_parameters()), **dict(whole.named_buffers())})
+    return save_tensors(kept)
+
+
+def loaded(workload: Workload, config: Config, payload: bytes, *, is_merged: bool) -> nn.Module:
+    """Returns a workload's model in eval mode with weights of `exported`; raises CheckpointError, SafetensorError."""
+    model = Resident(workload).model(config)
+    model = merged(model) if is_merged else model
+    write_into(model, load_tensors(payload), {})
+    return model.eval()
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Copies, since safetensors refuses tensors that share memory, as the map of 8-bit AdamW does with every parameter.
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+
+
+def write_into(model: nn.Module, stored: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> None:
+    """Writes `stored` tensors, by name, over those of a model with the marks `first`, frozen ones and buffers included.
+
+    Raises CheckpointError if one that training changes is missing or has another shape; the model is then unchanged.
+    """
+    buffers = dict(model.named_buffers())
+    tensors = {name: p.detach() for name, p in model.named_parameters() if name in stored}  # frozen ones, too
+    tensors |= trained_tensors(model, first)
     for name, tensor in tensors.items():
-        other = stored.get(f"model.{name}")
+        other = stored.get(name)
         if other is None or (other.shape != tensor.shape and name not in buffers):
             has = "nothing" if other is None else f"shape {tuple(other.shape)}"
             raise CheckpointError(f"checkpoint has {has} for {name}, the model has shape {tuple(tensor.shape)}")
-    if len(pointer["groups"]) != len(state.optimizer.param_groups):
-        groups = f"{len(pointer['groups'])} groups of parameters, the optimizer {len(state.optimizer.param_groups)}"
-        raise CheckpointError(f"checkpoint has {groups}")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            if tensor.shape == (other := stored[f"model.{name}"]).shape:
+            if tensor.shape == (other := stored[name]).shape:
                 tensor.copy_(other)
-    _make_buffers(state, stored)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for prefix, module in model.named_modules():
+        for name, buffer in list(module._buffers.items()):  # a forward pass may make or resize one
+            other = stored.get(f"{prefix}.{name}" if prefix else name)
+            if other is not None and (buffer is None or buffer.shape != other.shape):
+                setattr(module, name, other.to(device))
+
+
+def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -> None:
+    if (kept := len(pointer["groups"])) != (own := len(state.optimizer.param_groups)):
+        raise CheckpointError(f"checkpoint has {kept} groups of parameters, the optimizer {own}")
+    write_into(state.model, _below("model.", stored), state.marks)
+    state.best_weights = _below("best.", stored)
+    state.evaluations = [Evaluation(**one) for one in pointer["evaluations"]]
+    for number, mean in enumerate(state.average.means):
+        mean.copy_(stored[f"average.{number}"])
     parameters = _parameters_of(state)
     # Adam keeps its step count on the CPU unless fused or capturable; the moments live with the parameter.
     steps_on_device = any(g.get("fused") or g.get("capturable") for g in state.optimizer.param_groups)
@@ -148,8 +204,8 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
             if moved.shape == parameter.shape:  # a fused step needs the memory layout of the parameter
                 moved = torch.empty_like(parameter, dtype=moved.dtype).copy_(moved)
             state.optimizer.state[parameter][name] = moved
-    for group, kept in zip(state.optimizer.param_groups, pointer["groups"], strict=True):
-        group.update(kept)  # some optimisers keep state there, as Prodigy its learning rate
+    for group, settings in zip(state.optimizer.param_groups, pointer["groups"], strict=True):
+        group.update(settings)  # some optimisers keep state there, as Prodigy its learning rate
     for name, module in state.model.named_modules():
         for attribute, value in pointer["plain"].get(name, {}).items():
             setattr(module, attribute, value)
@@ -161,13 +217,8 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
         setattr(state, name, int(pointer[name]))
 
 
-def _make_buffers(state: State, stored: Mapping[str, Tensor]) -> None:
-    """Creates the model's buffers that a forward pass had created or resized before the checkpoint."""
-    for prefix, module in state.model.named_modules():
-        for name, buffer in list(module._buffers.items()):
-            other = stored.get(f"model.{prefix}.{name}" if prefix else f"model.{name}")
-            if other is not None and (buffer is None or buffer.shape != other.shape):
-                setattr(module, name, other.to(state.device))
+def _below(prefix: str, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}
 
 
 def _optimizer_state(state: State) -> dict[str, Tensor | float]:
@@ -189,7 +240,7 @@ def _parameters_of(state: State) -> list[Tensor]:
 def _pointer(folder: Path) -> dict[str, Any]:
     try:
         pointer = json.loads((folder / POINTER).read_text(encoding="utf-8"))
-        needed = ("file", "sha256", "identity", "scaler", "numbers", "groups", "plain", *_COUNTERS)
+        needed = ("file", "sha256", "identity", "scaler", "numbers", "groups", "plain", "evaluations", *_COUNTERS)
         missing = [n for n in needed if n not in pointer]
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / POINTER} cannot be read: {error}") from error

@@ -17,6 +17,7 @@ from torch import nn
 
 from trainables import batches, garbage, precision
 from trainables.ranks import part_size
+from trainables.state import Evaluation as Evaluation
 from trainables.state import State, check_objectives, watched
 from trainables.workload import WorkloadError
 
@@ -28,18 +29,10 @@ KEEPS = (
 )
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Quality after `samples` training samples; `wall_s` are the seconds of measuring it."""
-
-    samples: int
-    values: dict[str, float]
-    wall_s: float
-
-
 def evaluate(state: State, model: nn.Module) -> Evaluation:
-    """Evaluates the workload on the validation split; raises Diverged if an objective is not finite.
+    """Evaluates the workload, of averaged weights if there are any, on the validation split.
 
+    Raises Diverged if an objective is not finite.
     If a batch runs out of device memory, batches are halved for this and all later evaluations, down to one sample.
     """
     start = time.perf_counter()
@@ -81,7 +74,8 @@ def _evaluate_once(state: State, model: nn.Module, seen: _Seen) -> Mapping[str, 
     # Timing cuDNN's kernels pays only if a shape comes again; the last batch and padded batches have other shapes.
     knobs, device = state.config.knobs.with_(cudnn_benchmark=False), state.device
     try:
-        with torch.no_grad(), watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
+        kernels = precision.kernels(knobs, device)
+        with torch.no_grad(), watched(state), state.average.shown(), kernels, precision.autocast(knobs, device):
             return state.resident.workload.evaluate(model, _on_device(state, seen))
     except torch.OutOfMemoryError as error:
         if _size(state) > 1 and state.ranks.count == 1:  # other ranks would wait during a second evaluation

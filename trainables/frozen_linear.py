@@ -99,6 +99,24 @@ def freeze_linears(model: nn.Module, kind: str) -> None:
                 setattr(module, name, LAYERS[kind](child))
 
 
+def merged(model: nn.Module) -> nn.Module:
+    """Returns the model, changed: peft's adapters are merged into their layers, in the type of those.
+
+    Frozen layers of few bits become plain ones. Nothing of peft is left, and outputs differ by rounding alone.
+    """
+    if hasattr(model, "merge_and_unload"):
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, FrozenLinear):
+                    plain = nn.Linear(child.in_features, child.out_features, device="meta")
+                    plain.weight, plain.bias = nn.Parameter(child.weight, requires_grad=False), child.bias
+                    setattr(module, name, plain)
+        return cast(nn.Module, cast(Any, model).merge_and_unload())
+    for name, child in list(model.named_children()):
+        setattr(model, name, merged(child))
+    return model
+
+
 def _kernels() -> Any:
     try:
         with without_hub_kernels():

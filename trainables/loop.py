@@ -8,7 +8,7 @@
             move it to the device                                               transfer
             augment it there, if the loader did not
             loss = workload.loss(...) * its share of the batch; backward        forward_backward
-            at the end of a batch: step, schedule, drop the gradients           optimizer
+            at the end of a batch: step, schedule, drop the gradients, average  optimizer
             report a Window when one is full, an Evaluation at a milestone
 
 The loop never waits for the device inside a window: the loss is summed on the device and read when the window closes. A
@@ -89,6 +89,10 @@ def _steps(state: State, report: Report) -> None:
     with precision.checkpointed(blocks(workload, state.model), knobs.activation_checkpointing):
         model = precision.compiled(state.model, knobs)
         model.train()
+        evaluated_at = max((one.samples for one in state.evaluations), default=0)
+        if state.ranks.rank == 0 and any(evaluated_at < m <= state.samples for m in plan.milestones):
+            report(evaluate(state, model))  # the checkpoint was written before it
+            model.train()
         loss_sum = torch.zeros((), device=device)
         state.first_step_at = state.first_step_at or time.time()
         watch.restart()
@@ -215,6 +219,8 @@ def rehearse(
         went()
         with watched(state):
             state.optimizer.step()  # not through the scaler, which skips a step whose fp16 gradients overflow
+            if state.average.means:
+                state.average.follow(1)
         went()
         for phase in names:
             _forward_backward(state, state.model, batch(phase), 1.0, phase)
@@ -286,6 +292,9 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
+    if state.average.means:
+        with watched(state, "average"):
+            state.average.follow(state.steps + 1)
     if state.meter is not None:
         state.sparse.stepped(state.steps, state.meter.live_bytes)
 

@@ -357,6 +357,16 @@ class LoopKnobs:
         also=("clip", "grad_clip", "gradient_clip_val"),
         by_hand="torch.nn.utils.clip_grad_norm_ before each step",
     ))
+    ema_decay: float = _row(Knob(
+        0.0, "learning", Domain(float, low=0.0, high=0.999999),
+        "Decay of a running mean of the trained weights, which each step updates: the mean is evaluated and written. "
+        "0 averages nothing.",
+        acts_in=("optim", "loop", "evaluation"), asked_by="name", memory="switch", span="none",
+        seen=lambda asked, seen: None if (found := seen.get("averaged")) is None else
+            ("averaged weights" if found else "weights as they are", found == (asked > 0)),
+        also=("ema", "weight_ema", "model_ema_decay"),
+        by_hand="torch.optim.swa_utils.AveragedModel, updated after each step",
+    ))
     set_to_none: bool = _row(Knob(
         True, "system", FLAG,
         "Drop gradients after a step instead of filling them with zeros; ignored if CUDA graphs accumulate into them.",

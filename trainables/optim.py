@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -74,24 +76,54 @@ def facts(optimizer: torch.optim.Optimizer) -> Seen:
     }
 
 
+class Average:
+    """A running mean of trained weights, at least in fp32 (Tarvainen and Valpola, arXiv 1703.01780); none if empty.
+
+    It is the plain mean of the weights behind each step as long as that forgets sooner than `decay`; without buffers.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter] = (), decay: float = 0.0) -> None:
+        self._decay, self._weights = decay, [p.detach() for p in parameters if p.requires_grad]
+        self.means = [w.to(torch.promote_types(w.dtype, torch.float32), copy=True) for w in self._weights]
+
+    @torch.no_grad()
+    def follow(self, steps: int) -> None:
+        """Takes in the weights behind the optimiser step that is number `steps`, counted from 1."""
+        weights = [w.to(mean.dtype) for w, mean in zip(self._weights, self.means, strict=True)]
+        torch._foreach_lerp_(self.means, weights, max(1.0 - self._decay, 1.0 / steps))
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Puts the means into the model inside the block, and its own weights back after it, bit for bit."""
+        own = [w.clone() for w in self._weights]
+        try:
+            for weight, mean in zip(self._weights, self.means, strict=True):
+                weight.copy_(mean)
+            yield
+        finally:
+            for weight, before in zip(self._weights, own, strict=True):
+                weight.copy_(before)
+
+
 def state_bytes(model: nn.Module, knobs: Knobs) -> int:
     """Returns the bytes of the optimiser's state after its first step: for AdamW two moments of each trained number.
 
     Moments of `adamw8bit` have 8 bits and a scale of 4 bytes for each block, but 32 bits in tensors below 4,096
     numbers; all tensors share a map of 256 numbers for each moment. SGD has one moment, or none without momentum. For
-    the workload's own optimiser the result is 0: its state is not known before it has stepped.
+    the workload's own optimiser they are 0: they are not known before its step. The average of `ema_decay` counts, too.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    if "optimizer" not in knobs.table:
-        return 0
-    if knobs.optimizer == "sgd":
-        return sum(p.nbytes for p in trained) if knobs.momentum > 0 else 0
-    if knobs.optimizer != "adamw8bit":
-        return 2 * sum(p.nbytes for p in trained)
     sizes = [p.numel() for p in trained]
+    average = 4 * sum(sizes) if knobs.ema_decay > 0 else 0
+    if "optimizer" not in knobs.table:
+        return average
+    if knobs.optimizer == "sgd":
+        return average + (sum(p.nbytes for p in trained) if knobs.momentum > 0 else 0)
+    if knobs.optimizer != "adamw8bit":
+        return average + 2 * sum(p.nbytes for p in trained)
     blocks = sum(-(-n // BLOCK_NUMBERS) for n in sizes if n >= LEAST_NUMBERS)
     maps = 2 * 4 * MAP_NUMBERS if blocks else 0
-    return maps + 2 * 4 * blocks + 2 * sum(n if n >= LEAST_NUMBERS else 4 * n for n in sizes)
+    return average + maps + 2 * 4 * blocks + 2 * sum(n if n >= LEAST_NUMBERS else 4 * n for n in sizes)
 
 
 def schedule(workload: Workload, progress: float, config: Config) -> float:

@@ -713,8 +713,8 @@ class Counted:
         state.witness = None
 
 
-_NOT_WATCHED = ("loss_reads", "non_blocking", "side_stream")
-"""Facts that cannot be observed in a custom loop: how batches are copied to the device, and who reads the loss."""
+_NOT_WATCHED = ("loss_reads", "non_blocking", "side_stream", "averaged")
+"""Facts that cannot be observed in a custom loop: copies to the device, reading the loss, averaging the weights."""
 
 
 def _pass_samples(loader: Any) -> int:

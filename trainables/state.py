@@ -44,6 +44,15 @@ def check_objectives(objectives: Iterable[str], values: Mapping[str, float], sam
             raise kind(f"{name} is {values[name]} after {samples} samples")
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """Quality after `samples` training samples; `wall_s` are the seconds of measuring it."""
+
+    samples: int
+    values: dict[str, float]
+    wall_s: float
+
+
 class WarmUp:
     """The first window, not representative of a steady run: `WARM_STEPS`, and the steps that find the scale of fp16.
 
@@ -96,6 +105,10 @@ class RunState:
     """Facts about the first optimiser step (`witness.Witness.facts`); empty before its end."""
     marks: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     """`resident.marks` of the model before its first step; empty if the model is not known."""
+    evaluations: list[Evaluation] = field(default_factory=list)
+    best_weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """The evaluations so far, and copies of the weights of the best, as whoever hears them keeps them."""
+    average: optim.Average = field(default_factory=optim.Average, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -163,10 +176,11 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
         optimizer=optimizer,
         scaler=precision.grad_scaler(config.knobs, device),
         marks=resident.marks,
+        average=optim.Average(model.parameters() if config.knobs.ema_decay else (), config.knobs.ema_decay),
     )
     counted(state, resident.meter)
     if state.meter is not None:
-        state.meter.adopt([*model.parameters(), *model.buffers()])
+        state.meter.adopt([*model.parameters(), *model.buffers(), *state.average.means])
     return state
 
 

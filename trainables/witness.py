@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainables import optim, precision
 from trainables.knob_columns import Seen
 
-StepPart = Literal["transfer", "forward_backward", "sync", "optimizer"]
+StepPart = Literal["transfer", "forward_backward", "sync", "optimizer", "average"]
 
 _MULTIPLIES = {f"aten.{n}" for n in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_rnn_layer", "_cudnn_rnn")}
 _FUSED_ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?$")
@@ -81,6 +81,7 @@ class Witness:
             "recomputed_frac": round(operators["recomputed"] / max(1, operators["forward"]), 3),
             "loss_reads": self._of("read")["loss"],
             "gradient_norms": _names(self._of("norm")),
+            "averaged": bool(self._of("average")),
             **self._augmented,
             **(self._around or {}),
             **_model_facts(self._model),
@@ -103,6 +104,8 @@ class Witness:
         elif self._part == "optimizer":
             if _OPTIMIZER_OP.match(name):
                 self._count("update", name)
+        elif self._part == "average":
+            self._count("average", name)
         elif self._part == "transfer":
             if name == "aten._to_copy":
                 self._copy(kwargs)

@@ -16,6 +16,7 @@ from trainables.our_knobs import BUILT_IN as BUILT_IN
 
 if TYPE_CHECKING:  # torch takes seconds to import, which code that only looks up a workload does not need
     from torch import Tensor, nn
+    from torch.nn import Module as Module
     from torch.utils.data import Dataset
 
 Split = Literal["train", "val"]

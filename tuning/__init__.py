@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 __version__ = "0.1.0"
-_API = ("Configuration", "LoadedBest", "Result", "load_best", "read_run", "tune")
+_API = ("Configuration", "LoadedBest", "Result", "load_best", "load_model", "read_run", "tune")
 
 
 def __getattr__(name: str) -> object:

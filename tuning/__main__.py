@@ -21,6 +21,7 @@ Finds the fastest training that keeps its accuracy and fits its card.
                                         faster, and where to write it
   python -m tuning init FOLDER          write an example of a training of yours
   python -m tuning train last           train with what was found
+  python -m tuning profile last         what its steps spend their time on
   python -m tuning estimate workload=nli card=rtx4060
                                         what fits a card, without the card
   python -m tuning list                 runs, newest last
@@ -47,6 +48,7 @@ _VERBS = {
     "init": ("tuning.cli.init", "main"),
     "probe": ("tuning.cli.probe", "main"),
     "train": ("tuning.cli.train", "main"),
+    "profile": ("tuning.cli.train", "profile"),
     "ablate": ("tuning.cli.ablate", "main"),
     "estimate": ("tuning.cli.estimate", "main"),
     "list": ("tuning.cli.runs", "list_runs"),
@@ -90,7 +92,7 @@ def _answered(arguments: Sequence[str]) -> int:
     module, function = _VERBS[name]
     try:
         require_platform()
-        if name in ("train", "ablate"):
+        if name in ("train", "profile", "ablate"):
             importlib.import_module("tuning.workers")  # sets what torch reads when it is loaded
         return int(getattr(importlib.import_module(module), function)(rest))
     except TuningError as error:

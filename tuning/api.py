@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import html
 import io
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
+from safetensors import SafetensorError
 
+from trainables import checkpoint, workload_files
 from trainables import workload as contract
-from trainables import workload_files
 from trainables.knobs import Knobs, Scalar, complete
 from tuning.cli import runs
 from tuning.cli.terminal import Terminal
@@ -250,6 +252,23 @@ def load_best(path: str | Path) -> LoadedBest:
         raise ConfigError(what, remedy=f"python -m tuning show {name} says how its trials ended")
     found = best_file.read(path / "best.yaml" if path.is_dir() else path)
     return LoadedBest(**vars(found))
+
+
+def load_model(folder: str | Path, device: str = "cpu") -> contract.Module:
+    """Returns the model that `python -m tuning train` wrote to a folder, in eval mode; raises ConfigError."""
+    at = Path(_place("folder", folder, "the folder of a training, which --out names"))
+    try:
+        made = json.loads((at / "result.json").read_text(encoding="utf-8"))
+        workload = workload_files.load(made["workload"])
+        if isinstance(workload, contract.OwnLoop):
+            raise ConfigError(
+                f"{folder}: the model of a custom loop is built by its file", remedy="load_state_dict there"
+            )
+        knobs = Knobs.of(made["knobs"], contract.table_of(workload))
+        config = contract.Config(knobs, made["options"], made["seed"], device)
+        return checkpoint.loaded(workload, config, (at / "model.safetensors").read_bytes(), is_merged=made["is_merged"])
+    except (OSError, KeyError, ValueError, SafetensorError, checkpoint.CheckpointError) as error:
+        raise ConfigError(f"{folder} holds no trained model: {error!r}", remedy="the folder of a training") from None
 
 
 def _place(name: str, value: object, allowed: str) -> str:

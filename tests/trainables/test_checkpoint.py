@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from tests.fakes import Followed, Sums, heard, knobs_of
 from trainables import checkpoint
+from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs
 from trainables.loop import State, prepare
 from trainables.plan import Plan
@@ -26,8 +28,14 @@ def begin() -> State:
     return prepare(Resident(Sums()), Config(KNOBS), Plan(samples=256, window_s=0.0))
 
 
+def evaluated(state: State, until: int) -> list[Evaluation]:
+    """Returns the evaluations up to the first window that closes after so many samples."""
+    events = heard(state, lambda event: isinstance(event, Window) and state.samples >= until)
+    return [event for event in events if isinstance(event, Evaluation)]
+
+
 def stop_after(state: State, samples: int) -> State:
-    heard(state, lambda event: isinstance(event, Window) and state.samples >= samples)
+    evaluated(state, samples)
     return state
 
 
@@ -161,8 +169,9 @@ class Images(Sums):
         (Sums, 160, {}),
         (Images, 64, {"fused_optimizer": True, "channels_last": True}),
         (Wide, 64, {"optimizer": "adamw8bit", "learning_rate": 0.001}),
+        (Images, 160, {"ema_decay": 0.9, "channels_last": True}),
     ],
-    ids=["fused", "late", "laid out as the weights are", "eight bits"],
+    ids=["fused", "late", "laid out as the weights are", "eight bits", "averaged"],
 )
 def test_a_resumed_run_ends_bit_for_bit_as_an_unbroken_one(
     tmp_path: Path, workload: type[Sums], samples: int, knobs: dict[str, Any]
@@ -171,8 +180,42 @@ def test_a_resumed_run_ends_bit_for_bit_as_an_unbroken_one(
         pytest.importorskip("bitsandbytes")
     whole, resumed = both(workload(), Config(KNOBS.with_(**knobs)), tmp_path, samples)
     assert weights(resumed) == weights(whole)
+    assert bool(resumed.average.means) == ("ema_decay" in knobs)
+    for one, other in zip(resumed.average.means, whole.average.means, strict=True):
+        assert torch.equal(one, other)
     for kept, unbroken in zip(resumed.optimizer.state.values(), whole.optimizer.state.values(), strict=True):
         assert type(kept["step"]) is type(unbroken["step"])
+
+
+def test_an_evaluation_that_the_checkpoint_preceded_is_made_first(tmp_path: Path) -> None:
+    def begun() -> State:
+        plan = Plan(samples=256, milestones=(100, 200, 256), window_s=0.0)
+        return prepare(Resident(Sums()), Config(KNOBS.with_(ema_decay=0.9)), plan)
+
+    whole = begun()
+    values = [(one.samples, one.values) for one in evaluated(whole, 10_000)]
+    assert [samples for samples, _ in values] == [112, 208, 256], "at the ends of batches of 16"
+    for stops_at in (112, 128, 208, 256):
+        state, resumed = begun(), begun()
+        state.evaluations = evaluated(state, stops_at)
+        checkpoint.save(state, tmp_path, identity="a")
+        checkpoint.load(resumed, tmp_path, identity="a")
+        found = [*resumed.evaluations, *evaluated(resumed, 10_000)]
+        assert [(one.samples, one.values) for one in found] == values
+        assert weights(resumed) == weights(whole)
+
+
+def test_the_best_weights_are_part_of_a_checkpoint(tmp_path: Path) -> None:
+    state = stop_after(begin(), 64)
+    state.best_weights = best = checkpoint.weights(state)
+    checkpoint.save(stop_after(state, 128), tmp_path, identity="a")
+    resumed = begin()
+    checkpoint.load(resumed, tmp_path, identity="a")
+    assert resumed.best_weights.keys() == best.keys()
+    assert all(torch.equal(tensor, best[name]) for name, tensor in resumed.best_weights.items())
+    kept = load(checkpoint.exported(resumed, merges=False) or b"")
+    assert all(torch.equal(tensor, best[name]) for name, tensor in kept.items())
+    assert weights(resumed) == weights(state) != [float(tensor) for tensor in best.values()]
 
 
 def damage(folder: Path) -> None:

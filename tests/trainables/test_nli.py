@@ -7,14 +7,18 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fakes import knobs_of
-from trainables import precision
+from trainables import checkpoint, loop, precision
 from trainables.data.nli_pairs import TextPair
 from trainables.frozen_linear import BLOCK_NUMBERS, LAYERS, FrozenLinear, Int8Linear
-from trainables.workload import Config, WorkloadError, blocks
+from trainables.knobs import Knobs
+from trainables.plan import Plan
+from trainables.resident import Resident
+from trainables.workload import Config, WorkloadError, blocks, table_of
 from trainables.workloads import nli
 from trainables.workloads.nli import Classifier, Nli, Pairs, PairSample
 
@@ -96,6 +100,32 @@ def steps(workload: Nli, config: Config, count: int, rate: float) -> list[float]
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+@pytest.mark.parametrize(
+    ("adapter", "base_dtype", "off"),
+    [("lora", "fp32", 1e-5), ("dora", "fp32", 1e-5), ("dora", "bf16", 0.02), ("lora", "int8", 0.02)],
+)
+def test_a_merged_model_is_loaded_as_what_was_trained(adapter: str, base_dtype: str, off: float) -> None:
+    rows, options = table_of(Nli()), {"layers": 1, "max_train_samples": 8, "max_val_samples": 8}
+    config = Config(Knobs.of({"adapter": adapter, "base_dtype": base_dtype, "ema_decay": 0.9}, rows), options)
+    workload = Nli()
+    samples = [workload.dataset(config, "val")[i] for i in range(8)]
+    state = loop.prepare(Resident(workload), config, Plan(8))
+    for number, mean in enumerate(state.average.means):
+        mean += 0.05 * torch.randn(mean.shape, generator=torch.Generator().manual_seed(number))
+    with state.average.shown():
+        before = logits(state.model, samples)
+    plain = checkpoint.loaded(Nli(), config, checkpoint.exported(state, merges=False), is_merged=False)
+    assert torch.equal(logits(plain, samples), before)
+    payload = checkpoint.exported(state, merges=True)
+    assert not [name for name in load(payload) if "lora" in name or "base_layer" in name]
+    found = checkpoint.loaded(Nli(), config, payload, is_merged=True)
+    assert not [module for module in found.modules() if "peft" in type(module).__module__]
+    assert torch.allclose(logits(found, samples), before, atol=off)
+    assert before.std() > 5 * off
+    with pytest.raises(checkpoint.CheckpointError, match="has nothing for"):
+        checkpoint.loaded(Nli(), config, payload, is_merged=False)
 
 
 def test_embedded_pairs_are_balanced_and_the_same_for_every_seed():

@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.fakes import Sums
 from trainables import Knob, optim
+from trainables.evaluation import evaluate
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
 from trainables.our_knobs import EVERY
@@ -69,7 +70,10 @@ def test_the_bytes_of_the_state_are_those_of_the_optimiser(knobs: dict[str, Any]
         p.grad = torch.ones_like(p) if p.requires_grad else None
     own.step()
     tensors = {id(s): s for state in own.state.values() for s in state.values() if isinstance(s, torch.Tensor)}
-    assert optim.state_bytes(model, Knobs.of(knobs, EVERY)) == sum(s.nbytes for s in tensors.values() if s.dim() > 0)
+    held = sum(s.nbytes for s in tensors.values() if s.dim() > 0)
+    assert optim.state_bytes(model, Knobs.of(knobs, EVERY)) == held
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    assert optim.state_bytes(model, Knobs.of({**knobs, "ema_decay": 0.9}, EVERY)) == held + trained
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(["linear", "cosine", "constant"]))
@@ -110,6 +114,43 @@ def test_gradients_are_held_to_a_norm_whatever_the_micro_batch() -> None:
         parts, _ = trained(Sums(), **sgd, micro_batch_size=micro)
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole, parts, strict=True))
     assert trained(Sums(), **{**sgd, "max_grad_norm": 1e9})[1].active["gradient_norms"]
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0.0, 0.999))
+def test_an_average_is_the_plain_mean_until_decay_forgets_less(values: list[float], decay: float) -> None:
+    layer = nn.Linear(1, 1, bias=False)
+    average, expected = optim.Average(layer.parameters(), decay), 0.0
+    for steps, value in enumerate(values, start=1):
+        nn.init.constant_(layer.weight, value)
+        average.follow(steps)
+        own = min(decay, (steps - 1) / steps)
+        expected = own * expected + (1 - own) * value
+        if decay >= (steps - 1) / steps:
+            assert expected == pytest.approx(sum(values[:steps]) / steps, abs=1e-6)
+        assert float(average.means[0]) == pytest.approx(expected, abs=1e-4)
+    with average.shown():
+        assert torch.equal(layer.weight, average.means[0])
+    assert torch.equal(layer.weight, torch.full((1, 1), values[-1]))
+
+
+def test_averaging_changes_what_is_evaluated_and_no_step() -> None:
+    plain, averaged = (trained(Sums(), ema_decay=decay, dropout=0.0)[1] for decay in (0.0, 0.9))
+    assert all(map(torch.equal, plain.model.parameters(), averaged.model.parameters()))
+    values = [evaluate(state, state.model).values["error"] for state in (plain, averaged)]
+    for weight, mean in zip(plain.model.parameters(), averaged.average.means, strict=True):
+        weight.data.copy_(mean)
+    assert values[0] != values[1] == evaluate(plain, plain.model).values["error"]
+
+
+def test_an_average_of_weights_of_few_bits_has_more() -> None:
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    nn.init.constant_(layer.weight, 1.0)
+    average = optim.Average(layer.parameters(), 0.999)
+    for steps in range(1, 401):
+        nn.init.constant_(layer.weight, 1.0 if steps <= 200 else 2.0)
+        average.follow(steps)
+    assert average.means[0].dtype is torch.float32
+    assert float(average.means[0]) == pytest.approx(1.5, abs=1e-3)
 
 
 def test_an_fp16_scale_is_taken_out_before_clipping() -> None:

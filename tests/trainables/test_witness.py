@@ -116,6 +116,7 @@ def test_the_attention_kernel_is_the_one_that_ran(asked: str, seen: str) -> None
         ({"set_to_none": False}, "grads_after_step", "none", "zero"),
         ({"channels_last": True}, "conv_weights", ["contiguous"], ["channels_last"]),
         ({"sync_every_step": True}, "loss_reads", 0, 2),  # once a micro-batch
+        ({"ema_decay": 0.5}, "averaged", False, True),
     ],
     ids=str,
 )

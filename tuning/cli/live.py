@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +25,10 @@ PLAIN_LINE_S = 5.0
 
 def study(found: progress.Progress) -> RenderableType:
     """Returns the whole view, what matters most first: `rich.live` cuts it at the end of the terminal."""
-    parts: list[RenderableType] = [Text(header(found), style="bold"), _bar(found)]
+    parts: list[RenderableType] = [
+        Text(header(found), style="bold"),
+        _bar(found.ends_at_s or found.allowed_s, found.used_s, clock(found)),
+    ]
     if found.doing:
         parts.append(Text(f"{found.doing} ...", style="italic"))
     if found.card:
@@ -57,13 +60,12 @@ def clock(found: progress.Progress) -> str:
     return f"{_whole_s(found.used_s)}{of}{ends}"
 
 
-def _bar(found: progress.Progress) -> Table:
-    """Returns the time used of the time that the study takes; the bar pulses while nobody knows that."""
-    total = found.ends_at_s or found.allowed_s
+def _bar(total: float | None, done: float, said: str) -> Table:
+    """Returns what is done of all there is, with what is said beside it; it pulses while nobody knows the total."""
     made = Table.grid(padding=(0, 1, 0, 0), expand=True)
     made.add_column(ratio=1)
     made.add_column(no_wrap=True)
-    made.add_row(ProgressBar(total, min(found.used_s, total) if total else 0, pulse=total is None), Text(clock(found)))
+    made.add_row(ProgressBar(total, min(done, total) if total else 0, pulse=total is None), Text(said))
     return made
 
 
@@ -79,28 +81,32 @@ def _rounded(seconds: float) -> float:
 
 
 class TrainingBar:
-    """A training on a person's terminal as a bar with speed, loss and time left; elsewhere a line every few seconds."""
+    """A training as a bar above figures on a terminal; elsewhere a line every few seconds or hundredth of its time."""
 
     def __init__(self, messages: Console, total: int, begun_at: int) -> None:
-        self._messages, self._total, self._said = messages, total, time.monotonic()
-        shown = "{task.percentage:>3.0f}%  {task.fields[rate]}  {task.fields[loss]}"
-        columns = (TextColumn("training"), BarColumn(bar_width=None), TextColumn(shown), TimeElapsedColumn())
-        left = (TextColumn("left"), TimeRemainingColumn())
-        options: dict[str, Any] = {"transient": True, "refresh_per_second": REFRESH_PER_S}
-        self._bar = Progress(*columns, *left, console=messages, disable=not messages.is_terminal, **options)
-        self._task = self._bar.add_task("", total=total, completed=begun_at, rate="", loss="")
+        self._messages, self._total, self._began = messages, total, time.monotonic()
+        self._said, self._samples, self._left, self._figures = self._began, begun_at, "", ""
+        self._live = Live(get_renderable=self._view, console=messages, refresh_per_second=REFRESH_PER_S, transient=True)
 
     def __enter__(self) -> TrainingBar:
-        self._bar.start()
+        if self._messages.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        self._live.stop()
 
-    def moved(self, samples: int, samples_per_s: float, loss: float) -> None:
-        """Shows how far it is; a loss that is NaN was not told."""
-        fast, said = f"{samples_per_s:.1f} samples/s", "" if math.isnan(loss) else f"loss {loss:.3f}"
-        self._bar.update(self._task, completed=samples, rate=fast, loss=said)
-        if not self._messages.is_terminal and time.monotonic() - self._said >= PLAIN_LINE_S:
-            self._said = time.monotonic()
-            self._messages.print(f"{samples}/{self._total} samples  {fast}  {said}".rstrip(), markup=False)
+    def _view(self) -> RenderableType:
+        clocks = f"{self._samples / self._total:.0%}  {_whole_s(time.monotonic() - self._began)}{self._left}"
+        return Group(_bar(self._total, self._samples, clocks), Text(self._figures, overflow="fold"))
+
+    def moved(self, samples: int, left_s: float | None, figures: Callable[[], Sequence[str]]) -> None:
+        """Shows how far it is; `left_s` is None while nobody knows, `figures` are asked for if they are shown."""
+        now = time.monotonic()
+        self._samples, self._left = samples, f", {_whole_s(_rounded(left_s))} left" if left_s and left_s >= 1 else ""
+        if self._messages.is_terminal:
+            self._figures = "  ".join(figures())
+        elif now - self._said >= max(PLAIN_LINE_S, (now - self._began) / 100):
+            self._said = now
+            told = "  ".join((f"{samples}/{self._total} samples{self._left}", *figures()))
+            self._messages.print(told, markup=False, soft_wrap=True)

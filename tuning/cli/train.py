@@ -1,4 +1,4 @@
-"""python -m tuning train --from best.yaml: reads what was typed without torch; `training_start` does the rest."""
+"""python -m tuning train, and profile: reads what was typed without torch; `training_start` does the rest."""
 
 from __future__ import annotations
 
@@ -22,19 +22,23 @@ from tuning.journal.runs import find_run
 from tuning.workers import nvml
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the arguments of the command."""
-    made = argparse.ArgumentParser(
-        prog="python -m tuning train",
-        description="Trains with an exported configuration, unchanged.",
-        epilog="python -m tuning train last; python -m tuning train --from best.yaml --epochs 3 --out trained",
-        allow_abbrev=False,
-    )
+def _named(command: str, does: str, example: str) -> argparse.ArgumentParser:
+    """Returns a command with the arguments that name a configuration and its device."""
+    prog = f"python -m tuning {command}"
+    made = argparse.ArgumentParser(prog=prog, description=does, allow_abbrev=False)
+    made.epilog = f"{prog} last; {prog} --from best.yaml {example}"
     made.add_argument("--from", dest="source", metavar="YAML", help="a best.yaml, in place of ID")
     made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
     said = "first a run's id, last for the newest; workload.NAME=VALUE in place of an option of its best.yaml; "
     said += "workload=FILE.py: where a file that was moved is now"
     made.add_argument("options", nargs="*", metavar="ID|workload.NAME=VALUE", help=said)
+    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    return made
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the arguments of the command."""
+    made = _named("train", "Trains with an exported configuration, unchanged.", "--epochs 3 --out trained")
     length = made.add_mutually_exclusive_group()
     samples = _number("--samples", 1, 10**12, "a whole number from 1 to 1e12", "10000")
     said = "training samples seen  [as long as the trials of its run, which may be less than an epoch]"
@@ -43,6 +47,14 @@ def parser() -> argparse.ArgumentParser:
     length.add_argument("--epochs", type=epochs, metavar="X", help="the same in epochs")
     seed = _number("--seed", 0, 2**32 - 1, "a whole number from 0 to 4294967295", "0")
     made.add_argument("--seed", type=seed, metavar="N", help="weights and order of the samples  [of best.yaml]")
+    every = _number("--evaluate-every", 1e-3, 10_000, "epochs, from 0.001 to 10000", "1")
+    said = "epochs from one evaluation to the next  [1 with --keep best or --patience, else one at the end]"
+    made.add_argument("--evaluate-every", type=every, metavar="X", help=said)
+    said = "the weights to write, of the last step or of the best evaluation  [last]"
+    made.add_argument("--keep", choices=("last", "best"), default="last", help=said)
+    patience = _number("--patience", 1, 10_000, "a whole number from 1 to 10000", "3")
+    made.add_argument("--patience", type=patience, metavar="N", help="end after N evaluations without a better one")
+    made.add_argument("--merge", action="store_true", help="merge LoRA or DoRA into the model, and write all of it")
     made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")
     over = made.add_mutually_exclusive_group()
     over.add_argument(
@@ -51,14 +63,25 @@ def parser() -> argparse.ArgumentParser:
     over.add_argument("--force", action="store_true", help="train again over what is in --out")
     seconds = _number("--checkpoint-every", 1e-3, 86_400, "seconds, from 0.001 to 86400", "60")
     made.add_argument("--checkpoint-every", type=seconds, default="60", metavar="S", help="seconds  [60]")
-    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     made.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     return made
 
 
-def main(argv: Sequence[str]) -> int:
-    """Returns the exit code; the result stands in `result.json`, the trained weights in `model.safetensors`."""
-    asked = parser().parse_intermixed_args(argv)
+def profile(argv: Sequence[str]) -> int:
+    """Returns the exit code; the table of operators stands on stdout."""
+    made = _named("profile", "Says which operators the time of a training's steps goes to.", "--steps 50")
+    steps = _number("--steps", 1, 10_000, "a whole number from 1 to 10000", "20")
+    made.add_argument("--steps", type=steps, default="20", metavar="N", help="steps of the optimiser  [20]")
+    made.add_argument("--out", type=Path, help="file for the trace  [trace.json.gz beside best.yaml]")
+    asked, best, device = _read(made, argv)
+    from tuning.cli.training_start import show_operators
+
+    return show_operators(best, device, asked.steps, asked.out or best.path.parent / "trace.json.gz")
+
+
+def _read(made: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, Best, str]:
+    """Returns what was typed, the configuration that it names, and the device."""
+    asked = made.parse_intermixed_args(argv)
     require_one_process(os.environ)
     for name in OF_A_LAUNCHER:
         os.environ.pop(name, None)
@@ -67,7 +90,12 @@ def main(argv: Sequence[str]) -> int:
     if lost := next((name for name, value in best.options.items() if is_masked(value)), ""):
         what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"workload.{lost}=<value>")
-    device = _device(asked.device)
+    return asked, best, _device(asked.device)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code; the result stands in `result.json`, the trained weights in `model.safetensors`."""
+    asked, best, device = _read(parser(), argv)
     from tuning.cli.training_job import TrainCommand  # brings torch: what is mistyped is said sooner
     from tuning.cli.training_start import begin
 
@@ -78,6 +106,10 @@ def main(argv: Sequence[str]) -> int:
         epochs=asked.epochs,
         seed=best.seed if asked.seed is None else asked.seed,
         checkpoint_s=asked.checkpoint_every,
+        evaluate_epochs=asked.evaluate_every or (1.0 if asked.keep == "best" or asked.patience else None),
+        keeps_best=asked.keep == "best",
+        patience=asked.patience,
+        merges=asked.merge,
         resume=asked.resume,
         force=asked.force,
         as_json=asked.json,

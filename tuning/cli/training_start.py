@@ -1,4 +1,4 @@
-"""The start of `python -m tuning train`: folder, session, length, warnings, the training itself."""
+"""The start of `python -m tuning train`: folder, session, length, warnings, the training itself; and `profile`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +21,7 @@ from trainables.own_count import OwnResident
 from trainables.source import source_hash
 from trainables.workload import WorkloadError
 from tuning.cli.signals import Interrupted, StopSignals
-from tuning.cli.terminal import console, line
+from tuning.cli.terminal import console, line, show
 from tuning.cli.training_job import MODEL, RESULT, TrainCommand, TrainingJob, TrainingResult, telling, train
 from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
@@ -28,11 +29,15 @@ from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import check_options
 from tuning.journal.runs import versions
+from tuning.report.format import duration, percent, plural, table
 from tuning.workers import fingerprint, machine, nvml
 from tuning.workers.device_facts import device_facts
 from tuning.workers.dry_run import DRY_PLAN
+from tuning.workers.operators import operators
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
+
+ROWS, MOST_EVALUATIONS = 15, 10_000
 
 
 def begin(best: Best, command: TrainCommand) -> int:
@@ -40,10 +45,10 @@ def begin(best: Best, command: TrainCommand) -> int:
     messages = console(sys.stderr, os.environ)
     _check_folder(command.out, resume=command.resume, force=command.force)
     fork_workers()
-    ours, sys.argv = sys.argv, sys.argv[:1]  # a command line that their code reads is empty
     theirs = sys.stderr if command.as_json else sys.stdout  # what their code prints is not part of the JSON
     try:
         with (
+            _unread_arguments(),
             contextlib.redirect_stdout(theirs),
             StopSignals() as signals,
             atomic.folder(command.out, "--out"),
@@ -59,31 +64,67 @@ def begin(best: Best, command: TrainCommand) -> int:
         line(messages, f"interrupted by {interrupted}")
         line(messages, interrupted.go_on or f"begin again with: {command.line()}")
         return 128 + interrupted.signum
-    finally:
-        sys.argv = ours
     if command.as_json:
         print(json.dumps(asdict(result)))
     else:
-        _say(result, best, command.out)
+        _say(result, best, command.out, session)
     return 0
+
+
+def show_operators(best: Best, device: str, steps: int, out: Path) -> int:
+    """Returns 0 once the table of operators is printed and the trace is in `out`."""
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder", allowed="a file", remedy="--out trace.json.gz")
+    fork_workers()
+    with _unread_arguments(), atomic.folder(out.parent, "--out"), telling(best), contextlib.ExitStack() as ends:
+        session = _session(best, device)
+        ends.callback(session.peers.end)
+        if getattr(session.resident.workload, "is_outside", False):
+            raise ConfigError(f"{best.ref} is a command, whose operators are not seen", remedy="profile it by itself")
+        window, rows = operators(session, best_file.completed(best, session.table).knobs, steps, out)
+    on, speed = console(sys.stdout, os.environ), f"{window.samples_per_s:.1f} samples/s while profiled"
+    line(on, f"{plural(window.steps, 'step')} of {best.ref} in {duration(window.wall_s)}, {speed}")
+    cells = [(r.name, r.does, r.place, f"{r.calls / window.steps:.1f}", percent(r.frac)) for r in rows[:ROWS]]
+    show(on, table(("operator", "what it does", "where", "calls a step", "of the time"), cells))
+    line(on, f"trace   {out}: open it in https://ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
+@contextlib.contextmanager
+def _unread_arguments() -> Iterator[None]:
+    ours, sys.argv = sys.argv, sys.argv[:1]  # their code finds none
+    try:
+        yield
+    finally:
+        sys.argv = ours
 
 
 def _job(best: Best, command: TrainCommand, session: Session, messages: Console) -> TrainingJob:
     """Returns what to train; says what is otherwise than where the file was measured, and how long it trains."""
+    is_outside = getattr(session.resident.workload, "is_outside", False)
+    if is_outside and (command.keeps_best or command.merges):
+        what = f"--keep best, --merge: {best.ref} is a command, which writes its own model"
+        raise ConfigError(what, remedy="leave them out")
     source = source_hash(session.resident.workload)
     for warning in _warnings(best, session.setting.ranks, source):
         line(messages, f"warning: {warning}")
-    samples = _length(best, command, session)
+    samples, cadence = _length(best, command, session)
     if command.samples is None and command.epochs is None and best.samples is not None:
         line(messages, f"trains on {samples} samples, as {best.path.name} has it; --epochs N for a whole job")
-    return TrainingJob(best, samples, command, _made_of(best, session, source))
+    milestones = (*range(cadence, samples, cadence), samples)
+    return TrainingJob(best, samples, milestones, command, _made_of(best, session, source))
 
 
-def _say(result: TrainingResult, best: Best, out: Path) -> None:
-    result_on = console(sys.stdout, os.environ)
-    model = str(out / MODEL) if result.model_sha256 else "not written: run.prepare was shown none"
-    for said in (*figures(result, best), f"model   {model}"):
-        line(result_on, said)
+def _say(result: TrainingResult, best: Best, out: Path, session: Session) -> None:
+    model = f"{out / MODEL}" + f", after {result.weights_at} samples" * (result.weights_at != result.samples)
+    if not result.model_sha256:
+        is_outside = getattr(session.resident.workload, "is_outside", False)
+        model = "written by the command" if is_outside else "not written: run.prepare was shown none"
+    said = [*figures(result, best), f"model   {model}"]
+    if not isinstance(session.resident, OwnResident):
+        said.append(f"load    from tuning import load_model; model = load_model({str(out)!r})")
+    for text in said:
+        line(console(sys.stdout, os.environ), text)
 
 
 def figures(result: TrainingResult, best: Best) -> Iterator[str]:
@@ -91,11 +132,12 @@ def figures(result: TrainingResult, best: Best) -> Iterator[str]:
     speed, now, file = best.measured.samples_per_s, result.samples_per_s, best.path.name
     said = speed.shown or speed.median
     if now:
-        yield f"{now:.1f} samples/s" + (f"  ({file}: {said:.1f}, {now / said - 1:+.1%})" if said else "")
+        day = "" if best.provenance.created[:10] == datetime.now(UTC).date().isoformat() else ", another day"
+        yield f"{now:.1f} samples/s" + (f"  ({file}{day}: {said:.1f}, {now / said - 1:+.1%})" if said else "")
     if result.ended_early:
-        yield f"ended by itself after {result.samples} samples"
+        yield f"ended early, after {result.samples} samples"
     samples = best.measured.samples or best.samples
-    after = "" if samples in (None, result.samples) else f" after {samples} samples"
+    after = "" if samples in (None, result.weights_at) else f" after {samples} samples"
     for objective, value in result.values.items():
         known = best.measured.quality.get(objective)
         ends = known.interval if known else None
@@ -133,23 +175,21 @@ def _session(best: Best, device: str) -> Session:
     return session
 
 
-def _length(best: Best, command: TrainCommand, session: Session) -> int:
-    """Returns the samples to train on: as asked, else as many as the configuration was measured with, else an epoch."""
-    samples, epochs = command.samples or best.samples, command.epochs
+def _length(best: Best, command: TrainCommand, session: Session) -> tuple[int, int]:
+    """Returns the samples to train on (as asked, as it was measured, or an epoch), and those between evaluations."""
+    samples, epochs, every = command.samples or best.samples, command.epochs, command.evaluate_epochs
     is_asked = epochs is None and samples is not None
-    if is_asked and isinstance(session.resident, OwnResident):  # whose passes are known only once it runs
-        return int(samples or 0)
+    if is_asked and every is None and isinstance(session.resident, OwnResident):  # passes are known once it runs
+        return int(samples or 0), int(samples or 0)
     with telling(best):
         count = _pass_samples(best, session)
     if count == 0:
         raise ConfigError(f"{best.path}: the training split of {best.ref} is empty", remedy="put its data back")
-    if is_asked:
-        return int(samples or 0)
-    wanted = round((epochs or 1.0) * count)
+    wanted = int(samples or 0) if is_asked else round((epochs or 1.0) * count)
     if wanted < 1:
         what = f"--epochs {epochs:g} is not one of {count} samples"
         raise ConfigError(what, allowed=f">= {1 / count:.2g}", remedy="--epochs 1")
-    return wanted
+    return wanted, wanted if every is None else max(1, round(every * count), wanted // MOST_EVALUATIONS)
 
 
 def _pass_samples(best: Best, session: Session) -> int:

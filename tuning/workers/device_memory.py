@@ -48,6 +48,10 @@ class DeviceMemory:
         """Returns the bytes of live tensors; those of a CPU are known as far as they were counted."""
         return torch.cuda.memory_allocated() if self._cuda else self._meter.live_bytes
 
+    def in_use(self) -> list[tuple[int, int]]:
+        """Returns the bytes of tensors and those reserved for them; nothing on a CPU, where they are not counted."""
+        return [(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())] if self._cuda else []
+
     def reserved_bytes(self) -> int:
         """Returns what other processes cannot have: on CUDA with the cache, once it is emptied.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import math
 import os
 import re
 import signal
@@ -158,13 +157,30 @@ def test_a_terminal_that_goes_away_ends_nothing():
         gone.close()
 
 
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [(0.25, "64/128 samples  32.0 samples/s  loss 0.250"), (math.nan, "64/128 samples  32.0 samples/s")],
-)
-def test_a_training_that_tells_no_loss_has_none_in_its_lines(monkeypatch, loss, said):
+@pytest.mark.parametrize(("left_s", "said"), [(None, ""), (0.5, ""), (21.0, ", 20s left"), (3725.0, ", 1h02m left")])
+def test_a_log_of_a_training_has_the_time_left_if_it_is_known(monkeypatch, left_s, said):
     monkeypatch.setattr(live, "PLAIN_LINE_S", 0)
     out = io.StringIO()
     with live.TrainingBar(Console(file=out), 128, 0) as bar:
-        bar.moved(64, 32.0, loss)
-    assert out.getvalue() == f"{said}\n"
+        bar.moved(64, left_s, lambda: ["32.0 samples/s", "loss 0.250"])
+    assert out.getvalue() == f"64/128 samples{said}  32.0 samples/s  loss 0.250\n"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_bar_stays_within_the_terminal(width):
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=width, color_system=None)
+    figures = [
+        "12345.6 samples/s",
+        "loss 0.123",
+        "18.20 GiB in tensors of 20.52 GiB reserved",
+        "gpu 97%",
+        "71 C",
+        "345 W",
+    ]
+    with live.TrainingBar(console, 2000, 0) as bar:
+        bar.moved(500, 3725.0, lambda: figures)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn.getvalue()).replace("\r", "\n").splitlines()
+    assert any("25%" in line and "1h02m left" in line for line in lines)
+    assert all(len(line) <= width for line in lines)
+    assert all(any(figure in line for line in lines) for figure in (figures[0], figures[-1]))

@@ -1,6 +1,7 @@
 """Training from a best.yaml: what is refused before anything is written, and that a signal loses nothing."""
 
 import fcntl
+import gzip
 import json
 import os
 import re
@@ -8,20 +9,24 @@ import shlex
 import signal
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
 from tests.commands import ROOT
 from trainables import checkpoint
 from trainables.source import source_hash
+from trainables.workload import Config
 from trainables.workload_files import load
-from tuning import __main__
-from tuning.cli import training_start
+from tuning import __main__, load_model
+from tuning.cli import live, training_start
 from tuning.cli.training_job import TrainingResult
 from tuning.config import best_file
+from tuning.config.errors import ConfigError
 from tuning.workers import nvml
 
 # Sends itself a signal: SIGNAL_AT is "loss 7 2" for signal 2 in the seventh call of loss().
@@ -163,6 +168,8 @@ def test_a_signal_before_the_first_step_leaves_no_folder(best, monkeypatch, caps
         (["--out", "/proc/nowhere/out"], "--out /proc/nowhere/out cannot be written", "--out FOLDER"),
         (["--out", "new/out", "--resume"], "holds no checkpoint", "leave out --resume"),
         (["last"], "last: one configuration is trained", "leave it out"),
+        (["--evaluate-every", "0"], "--evaluate-every 0", "--evaluate-every 1"),
+        (["--patience", "0.5"], "--patience 0.5", "--patience 3"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -386,7 +393,135 @@ def test_a_training_is_compared_after_as_many_samples(samples: int | None, after
     read = best_file.read(ROOT / "benchmarks" / "results" / "best" / "signals.yaml")
     best = replace(read, samples=900, measured=read.measured.model_copy(update={"samples": samples}))
     result = TrainingResult(500, 0, False, 0, {"accuracy": 0.7}, 1000.0, 1.0, 0, 0.1, "cpu", 1, {}, None)
-    fast, good = training_start.figures(result, best)
-    assert fast == "1000.0 samples/s  (signals.yaml: 1974.7, -49.4%)"
+    fast, early, good = training_start.figures(replace(result, weights_at=500, ended_early=True), best)
+    assert fast == "1000.0 samples/s  (signals.yaml, another day: 1974.7, -49.4%)"
+    assert early == "ended early, after 500 samples"
+    today = best.provenance.model_copy(update={"created": datetime.now(UTC).isoformat()})
+    assert ", another day" not in next(training_start.figures(result, replace(best, provenance=today)))
     said = f"accuracy 0.7000  (signals.yaml{after}: 0.9822, another is expected within 0.9631 to 1.0000)"
     assert good.startswith(said)
+
+
+KEPT = ["--keep", "best", "--evaluate-every", "0.25"]
+
+
+def course(folder: str) -> list[object]:
+    """Returns all of a result that must not depend on interruptions."""
+    found = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))
+    evaluations = [(one["samples"], one["values"]) for one in found["evaluations"]]
+    return [result(folder), found["weights_at"], found["ended_early"], evaluations]
+
+
+@pytest.mark.parametrize("step", [3, 4, 8, 14, 16])  # 4, 8 and 16 are followed by an evaluation; at 16 patience ends it
+def test_best_averaged_weights_and_patience_survive_signals(best, step, monkeypatch, capsys):
+    edit(best, "knobs", "ema_decay", 0.99)
+    asked = [*KEPT, "--patience", "2", "--seed", "2"]
+    assert train(best, "--out", "whole", *asked) == 0
+    steps = course("whole")[0]["samples"] // 64
+    if steps < step:
+        pytest.skip("patience has ended it before")
+    monkeypatch.setenv("SIGNAL_AT", f"loss {steps + step} {int(signal.SIGTERM)}")
+    assert train(best, "--out", "broken", *asked) == 143
+    monkeypatch.delenv("SIGNAL_AT")
+    assert train(best, "--out", "broken", "--resume", *KEPT, "--seed", "2") == 2
+    assert "belongs to another configuration" in capsys.readouterr().err
+    assert train(best, "--out", "broken", "--resume", *asked) == 0
+    assert course("broken") == course("whole")
+
+
+def test_patience_ends_a_training_and_the_best_weights_are_written(best, capsys):
+    file = best.parent / "signalling.py"
+    scripted = 'found = {"accuracy": [0.5, 0.7, 0.6, 0.7][self.calls["evaluate"] - 1]}'
+    scripted += '; print("norm", float(model[0].weight.norm())); return found'
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("return super().evaluate(model, batches)", scripted), encoding="utf-8")
+    assert train(best, "--out", "out", *KEPT, "--patience", "2") == 0
+    out, err = capsys.readouterr()
+    assert "ends after 1024 of 2048 samples: 2 evaluations brought nothing better than that after 512" in err
+    assert ["best so far" in line for line in err.splitlines() if line.startswith("after ")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert "ended early, after 1024 samples" in out
+    found = json.loads(Path("out/result.json").read_text(encoding="utf-8"))
+    assert (found["weights_at"], found["values"]) == (512, {"accuracy": 0.7})
+    norms = [float(line.split()[1]) for line in out.splitlines() if line.startswith("norm")]
+    assert float(load_file("out/model.safetensors")["0.weight"].norm()) == norms[1] != norms[3]
+
+
+@pytest.mark.parametrize("asked", [[], KEPT], ids=["last", "best"])
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_a_loaded_model_has_the_values_of_the_result(best, decay, asked):
+    edit(best, "knobs", "amp_dtype", "fp32")
+    edit(best, "knobs", "ema_decay", decay)
+    assert train(best, "--out", "out", "workload.hidden=8", *asked) == 0
+    found = json.loads(Path("out/result.json").read_text(encoding="utf-8"))
+    (points, label) = map(
+        torch.stack, zip(*load(str(best.parent / "signalling.py")).dataset(Config(), "val"), strict=True)
+    )
+    model = load_model("out")
+    assert not model.training
+    with torch.no_grad():
+        assert float((model(points).argmax(1) == label).double().mean()) == found["values"]["accuracy"]
+    best_at = max(found["evaluations"], key=lambda one: one["values"]["accuracy"])["samples"]
+    assert found["weights_at"] == (best_at if asked else 2048)
+    with pytest.raises(ConfigError, match="holds no trained model"):
+        load_model("elsewhere")
+
+
+def test_a_custom_loop_has_patience_and_best_weights(own, capsys):
+    assert train(own, "--epochs", "4", "--out", "out", "--keep", "best", "--patience", "1") == 0
+    assert result("out")["samples"] == 128
+    assert json.loads(Path("out/result.json").read_text(encoding="utf-8"))["weights_at"] == 64
+    with pytest.raises(ConfigError, match="built by its file"):
+        load_model("out")
+    Path("command.py").write_text(f"{COMMAND}SPACE{OWN.split('SPACE')[1]}", encoding="utf-8")
+    assert train(own, "workload=command.py", "--out", "other", "--keep", "best") == 2
+    assert "is a command, which writes its own model" in capsys.readouterr().err
+    assert __main__.main(["profile", "--from", str(own), "workload=command.py"]) == 2
+    assert train(own, "--out", "other", "--merge") == 2
+    assert "own.py has no adapters of peft's" in capsys.readouterr().err
+    assert not Path("other").exists()
+
+
+COMMAND = """
+from trainables.integrations.program import Program
+train = Program("python train.py", metrics={"error": "error=([0-9.]+)"}, epochs=1)
+"""
+
+
+@pytest.mark.parametrize("kind", ["best", "own"])
+def test_profile_says_what_the_steps_spend_their_time_on(kind, request, capsys):
+    file = request.getfixturevalue(kind)
+    assert __main__.main(["profile", "--from", str(file), "--steps", "3", "--out", "new/trace.json.gz"]) == 0
+    first, _, *rows = [line for line in capsys.readouterr().out.splitlines() if line and "is called" not in line]
+    assert re.match(rf"{3 if kind == 'best' else 15} steps of ", first)  # of its own size in a custom loop
+    assert any("addmm" in row and "matrix product" in row and "host" in row for row in rows)
+    with gzip.open("new/trace.json.gz", "rt") as trace:
+        assert len(json.load(trace)["traceEvents"]) > 10
+    assert __main__.main(["profile", "--from", str(file), "--steps", "0"]) == 2
+    assert __main__.main(["profile", "--from", str(file), "--out", "new"]) == 2
+
+
+def test_a_log_has_the_banner_and_lines_of_figures(best, monkeypatch, capsys):
+    monkeypatch.setattr(live, "PLAIN_LINE_S", 0.0)
+    assert train(best, "--out", "out") == 0
+    err = capsys.readouterr().err
+    labels = [line.split()[0] for line in err.splitlines() if re.match("(device|model|samples|batch) ", line)]
+    assert labels == ["device", "model", "samples", "batch"]
+    assert "162 parameters, 162 trained" in err
+    assert "2 epochs of 1,024: 2,048" in err
+    assert "64 samples as 1 x 64, autocast to bf16" in err
+    assert re.search(r"^\d+/2048 samples(, \d+s left)?  [\d.]+ samples/s  loss \d\.\d{3}  cpu \d+%$", err, flags=re.M)
+
+
+def test_a_training_that_tells_no_loss_has_none_in_its_lines(own, monkeypatch, capsys):
+    monkeypatch.setattr(live, "PLAIN_LINE_S", 0.0)
+    steps = "(model(x).mean().backward(), optimizer.step(), optimizer.zero_grad(), run.step())"
+    Path("silent.py").write_text(OWN.replace("run.backward(model(x).mean(), optimizer)", steps), encoding="utf-8")
+    assert train(own, "workload=silent.py", "--out", "out") == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "samples/s  " in line]
+    assert lines
+    assert not [line for line in lines if "loss" in line]

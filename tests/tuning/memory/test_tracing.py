@@ -108,6 +108,7 @@ class Custom(Perceptron):
 
 
 SGD: list[dict[str, Any]] = [{"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.0, "max_grad_norm": 1.0}]
+AVERAGED: list[dict[str, Any]] = [{"ema_decay": 0.9}, {"ema_decay": 0.9, "optimizer": "sgd", "momentum": 0.0}]
 
 
 def traced(net: type[nn.Module], sizes: tuple[int, ...] = (), **knobs: Any) -> Prediction:
@@ -132,7 +133,10 @@ def bf16_lstm_runs() -> bool:
     ("net", "knobs"),
     [
         *((net, knobs) for net in (Perceptron, Recurrent, Convolution) for knobs in ({}, {"amp_dtype": "bf16"})),
-        *((Perceptron, knobs) for knobs in ({"activation_checkpointing": True}, {"fused_optimizer": True}, *SGD)),
+        *(
+            (Perceptron, knobs)
+            for knobs in ({"activation_checkpointing": True}, {"fused_optimizer": True}, *SGD, *AVERAGED)
+        ),
     ],
 )
 def test_the_peak_is_that_of_a_real_run_also_at_sizes_not_traced(net: type[nn.Module], knobs: dict[str, Any]) -> None:

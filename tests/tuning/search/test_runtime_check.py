@@ -69,6 +69,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], bool | str | None]] = [
     (SGD, {"optimizer": "sgd", "nesterov": True}, True),
     ({"gradient_norms": ["aten._foreach_norm"]}, {"max_grad_norm": 1.0}, True),
     ({"gradient_norms": []}, {"max_grad_norm": 1.0}, False),
+    ({"averaged": True}, {"ema_decay": 0.9}, True),
+    ({"averaged": True}, {"ema_decay": 0.0}, False),
+    ({"averaged": False}, {"ema_decay": 0.9}, False),
+    ({"averaged": None}, {"ema_decay": 0.9}, NO_ROW),  # a custom loop averages unseen
     ({}, {"set_to_none": True}, True),
     ({}, {"set_to_none": False}, False),
     ({}, {"length_bucketing": True}, False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -31,6 +32,35 @@ STUDY = [
     "knobs.amp_dtype=fp32",
     "knobs.num_workers=0",
 ]
+
+
+@pytest.mark.parametrize("asked", [["--keep", "best"], ["--keep", "best", "--patience", "40"], ["--patience", "9"]])
+def test_kept_weights_averages_and_patience_survive_kills(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    best, broken = tmp_path / "best.yaml", tmp_path / "broken" / "checkpoint.json"
+    text = (Path(__file__).parents[2] / "data" / "mine_best.yaml").read_text().replace("MINE", str(MINE))
+    best.write_text(text.replace("  dropout: 0.1\n", "  dropout: 0.1\n  ema_decay: 0.99\n"))
+    train = ["train", "--from", str(best), "--epochs", "100", "--checkpoint-every", "0.01", *asked]
+    assert __main__.main([*train, "--out", "whole"]) == 0
+    whole = json.loads((tmp_path / "whole" / "result.json").read_text())
+    draws, kills, resumes = random.Random(len(asked)), 0, list[str]()
+    for share in (draws.uniform(0.05, 0.4), draws.uniform(0.4, 0.9)):
+        process = start("tuning", [*train, "--out", "broken", *resumes], tmp_path)
+        at = share * whole["samples"]
+        if wait_for(lambda at=at: broken.exists() and json.loads(broken.read_text())["samples"] >= at, process):  # type: ignore[misc]
+            os.kill(process.pid, signal.SIGKILL)
+            kills, resumes = kills + 1, ["--resume"]
+        process.wait()
+    assert kills
+    assert __main__.main([*train, "--out", "broken", "--resume"]) == 0
+    resumed = json.loads((tmp_path / "broken" / "result.json").read_text())
+    for found in (whole, resumed):
+        found["evaluations"] = [(one["samples"], one["values"]) for one in found["evaluations"]]
+    same = ("values", "model_sha256", "samples", "weights_at", "ended_early", "evaluations")
+    assert resumed["resumed_at"] > 0
+    assert [resumed[name] for name in same] == [whole[name] for name in same]
 
 
 def test_killed_training_ends_where_an_unbroken_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetime
             state = loop.prepare(resident, config, Plan(samples=1_000_000))
         lifetimes.adopt(state.model.parameters(), "parameter")
         lifetimes.adopt(state.model.buffers(), "buffer")
+        lifetimes.adopt(state.average.means, "parameter")
         _name_as_it_goes(lifetimes, state)
         state.meter = cast(Any, lifetimes)
         lifetimes.phase = "forward"
