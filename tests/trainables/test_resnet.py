@@ -88,8 +88,8 @@ def test_a_file_gives_all_but_the_classifier(files):
 @pytest.mark.parametrize(
     ("network", "norm", "file", "says"),
     [
-        ("resnet18", "frozen", None, "norm=frozen needs weights"),
-        ("small", "group", "group.safetensors", "weights need network=resnet18 or resnet50"),
+        ("resnet18", "frozen", None, "frozen needs weights"),
+        ("small", "group", "group.safetensors", "these a ResNet; try: workload.network=resnet50"),
         ("resnet18", "group", "frozen.pth", "Unexpected key.*running_mean.*norm=frozen"),
         ("resnet18", "frozen", "group.safetensors", "Missing key.*running_mean"),
         ("resnet18", "group", "none.pth", "No such file"),

@@ -220,8 +220,8 @@ class HeadPose:
         options, width, dropout = options_of(self, config), config.knobs.hidden_size, config.knobs.dropout
         network, norm, weights = (options[name] for name in ("network", "norm", "weights"))
         if (norm == "frozen" and weights is None) or (network == "small" and weights is not None):
-            what = f"workload.network={network} workload.norm={norm} workload.weights={weights}"
-            raise WorkloadError(f"{what}: norm=frozen needs weights, and weights need network=resnet18 or resnet50")
+            what = f"workload.network={network} workload.norm={norm} workload.weights={weights}: frozen needs weights"
+            raise WorkloadError(f"{what}, and these a ResNet; try: workload.network=resnet50 workload.weights=FILE")
         if network == "small":
             return PoseNet(width, options["image_size"], dropout)
         model = ResNet(network, (3, BINS), max(8, 8 * round(width / 16)), norm, dropout)
