@@ -89,6 +89,7 @@ def test_another_tolerance_makes_the_pick_anew(tmp_path: Path) -> None:
     assert len(made.run.ended) == trained
 
 
+UNSAID = "named.before.set_to_none=false"
 TODAY = ("named.before.learning_rate=0.00123", "named.before.num_workers=0", "named.before.weight_decay=0.5")
 
 
@@ -103,6 +104,8 @@ TODAY = ("named.before.learning_rate=0.00123", "named.before.num_workers=0", "na
             "learning_rate=0.01 as typed",
         ),
         (["search.trials=0", "knobs.amp_dtype=[fp32,bf16]"], {}, "at its default: nothing was trained"),
+        (["search.trials=0", UNSAID], {"learning_rate": 5e-4}, "as in your settings"),  # the reference has its default
+        (["search.trials=4", UNSAID], {"learning_rate": 5e-4}, "as in your settings"),
     ],
 )
 def test_without_trials_system_knobs_alone_change(
@@ -118,6 +121,9 @@ def test_without_trials_system_knobs_alone_change(
     if "search.trials=0" in typed:
         assert {probe.config["amp_dtype"] for probe in made.run.probes if not probe.name} == {today["amp_dtype"]}
     assert rule in made.run.picks[0].rule
+    if UNSAID in typed:  # which no file searches: what is measured is what is picked
+        assert not any(probe.config["set_to_none"] for probe in made.run.probes)
+        assert not best["set_to_none"]
     assert not made.run.begun
     assert not made.run.confirmed
     (best_yaml, *_) = export.write_all(summary.of_run(made.run), tmp_path)
