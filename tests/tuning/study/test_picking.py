@@ -12,6 +12,7 @@ import pytest
 
 from tests.tuning.study.formulas import SMALL, Learning, opened
 from trainables import knob_columns
+from trainables.knobs import Scalar
 from trainables.our_knobs import EVERY
 from tuning.config import best_file
 from tuning.config.errors import NoUsableTrial
@@ -59,6 +60,21 @@ def test_study_ends_with_the_right_kind_of_pick(tmp_path: Path, case: str) -> No
         assert best_file.read(tmp_path / "best.yaml").knobs["batch_size"] == size
         assert (tmp_path / "report.html").exists()
         assert made.run.is_finished
+
+
+class OutOfTime(Learning):
+    """A machine whose time for probes ends in that of eight workers."""
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
+        """Returns the formula's speed."""
+        late = knobs.get("num_workers") == 8
+        return Timed(outcome="cut") if late else super().probe(knobs, time_s, best_samples_per_s)
+
+
+def test_a_named_configuration_without_a_probe_is_said(tmp_path: Path) -> None:
+    typed = ("search.trials=0", "named.before.batch_size=16", "named.fixes.num_workers=8")
+    made = opened(tmp_path, *typed, profiler=OutOfTime()).measure()
+    assert "no time was left to measure fixes: a larger search.max_time does" in [note.text for note in made.run.notes]
 
 
 class OneSeed(Learning):
