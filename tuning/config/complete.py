@@ -57,8 +57,7 @@ def complete(config: StudyConfig, machine: Machine, declared: Declared | None = 
     Values that the device does not support are left out, with a sentence in `dropped`. Raises ConfigError if such a
     value was typed, for an unknown option or a bad space of the workload's file, and for a range that cannot be probed.
     """
-    if declared is not None:
-        config = with_declared(config, declared)
+    config = _with_before(config) if declared is None else with_declared(config, declared)
     _refuse_ranges(config)
     card = config.card
     if card.device == "cpu":
@@ -96,6 +95,13 @@ def with_declared(config: StudyConfig, declared: Declared) -> StudyConfig:
     named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}
     return config.model_copy(update=update)
+
+
+def _with_before(config: StudyConfig) -> StudyConfig:
+    """Returns the configuration of a packaged workload; a knob that its space lacks has the value of `before`."""
+    table, raw = config.space.table, {**config.named.get(BEFORE, {}), **config.space.as_raw()}
+    dropped = [*config.dropped, *drop_idle(raw, config.origins, table)]
+    return config.model_copy(update={"space": parse_space(raw, config.origins, table), "dropped": dropped})
 
 
 def check_plain(ref: str, options: Options) -> None:

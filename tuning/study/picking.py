@@ -39,7 +39,7 @@ from tuning.search.proposals import FASTER
 from tuning.search.race import SYSTEM
 from tuning.search.rule import Rule
 from tuning.search.selection import fastest_probed, rule_of, sets_its_seed, so_far
-from tuning.search.throughput import place_of
+from tuning.search.throughput import place_of, system_only
 from tuning.search.turns import MOST_OTHERS, alike, last_candidates, least_changed
 from tuning.stats.uncertainty import Spread
 from tuning.study.limits import Limits
@@ -108,7 +108,8 @@ class PickStage:
         run = self._journal.run
         learned = groups.guard(run, self._limits.cap_bytes())
         before, typed = self._limits.before(), self._typed()
-        start = {**groups.defaults(self._space), **(before or {}), **typed}  # of system knobs alone, what is held
+        space = system_only(self._space, self._config.space.whole(before)) if before else self._space
+        start = {**groups.defaults(space), **(before or {}), **typed}  # of system knobs alone, what is held
         return fastest_probed(run, self._space, learned, start, named=BEFORE if before and not typed else "")
 
     def _typed(self) -> dict[str, Scalar]:

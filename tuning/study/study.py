@@ -36,7 +36,7 @@ from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, predict_all
 from tuning.report import export, report, sentences, summary
-from tuning.report.format import epochs
+from tuning.report.format import epochs, spoken
 from tuning.search import optuna_study, runtime_check
 from tuning.search.confirm import SHARE
 from tuning.search.probe import ProbeStage, left_out
@@ -320,6 +320,10 @@ class _Study:
         is_cut = held is not None and groups.micro_batch_of({**whole, size: held}) < groups.micro_batch_of(whole)
         if searched and is_cut and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
+        have = {probe.name for probe in self._run.probes if probe.outcome != Outcome.CUT}
+        if missed := [spoken(name) for name in self._config.named if name not in have]:
+            text = f"no time was left to measure {', '.join(missed)}: a larger search.max_time does"
+            self._note(text, warns="named without a probe")
         if names := left_out(self._run, self._space):
             text = f"{', '.join(names)}: only one value was probed: a larger search.max_time probes more"
             self._note(text, warns="values without a probe")
@@ -408,7 +412,7 @@ class _Study:
         """Returns what is trained today, as far as it is known: `before`, else the plain defaults, as they fit."""
         space, run = self._config.space, self._run
         if before := self._limits.before():
-            return {**groups.defaults(space), **before}
+            return space.whole(before)
         return groups.uncut(space, run, groups.guard(run, self._limits.cap_bytes()))
 
     def publish(self) -> None:

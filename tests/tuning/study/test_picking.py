@@ -12,6 +12,7 @@ import pytest
 
 from tests.tuning.study.formulas import SMALL, Learning, opened
 from trainables import knob_columns
+from trainables.knobs import Scalar
 from trainables.our_knobs import EVERY
 from tuning.config import best_file
 from tuning.config.errors import NoUsableTrial
@@ -61,6 +62,21 @@ def test_study_ends_with_the_right_kind_of_pick(tmp_path: Path, case: str) -> No
         assert made.run.is_finished
 
 
+class OutOfTime(Learning):
+    """A machine whose time for probes ends in that of eight workers."""
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
+        """Returns the formula's speed."""
+        late = knobs.get("num_workers") == 8
+        return Timed(outcome="cut") if late else super().probe(knobs, time_s, best_samples_per_s)
+
+
+def test_a_named_configuration_without_a_probe_is_said(tmp_path: Path) -> None:
+    typed = ("search.trials=0", "named.before.batch_size=16", "named.fixes.num_workers=8")
+    made = opened(tmp_path, *typed, profiler=OutOfTime()).measure()
+    assert "no time was left to measure fixes: a larger search.max_time does" in [note.text for note in made.run.notes]
+
+
 class OneSeed(Learning):
     """A training that sets its own seed."""
 
@@ -89,6 +105,7 @@ def test_another_tolerance_makes_the_pick_anew(tmp_path: Path) -> None:
     assert len(made.run.ended) == trained
 
 
+UNSAID = "named.before.set_to_none=false"
 TODAY = ("named.before.learning_rate=0.00123", "named.before.num_workers=0", "named.before.weight_decay=0.5")
 
 
@@ -103,6 +120,8 @@ TODAY = ("named.before.learning_rate=0.00123", "named.before.num_workers=0", "na
             "learning_rate=0.01 as typed",
         ),
         (["search.trials=0", "knobs.amp_dtype=[fp32,bf16]"], {}, "at its default: nothing was trained"),
+        (["search.trials=0", UNSAID], {"learning_rate": 5e-4}, "as in your settings"),  # the reference has its default
+        (["search.trials=4", UNSAID], {"learning_rate": 5e-4}, "as in your settings"),
     ],
 )
 def test_without_trials_system_knobs_alone_change(
@@ -118,6 +137,9 @@ def test_without_trials_system_knobs_alone_change(
     if "search.trials=0" in typed:
         assert {probe.config["amp_dtype"] for probe in made.run.probes if not probe.name} == {today["amp_dtype"]}
     assert rule in made.run.picks[0].rule
+    if UNSAID in typed:  # which no file searches: what is measured is what is picked
+        assert not any(probe.config["set_to_none"] for probe in made.run.probes)
+        assert not best["set_to_none"]
     assert not made.run.begun
     assert not made.run.confirmed
     (best_yaml, *_) = export.write_all(summary.of_run(made.run), tmp_path)
