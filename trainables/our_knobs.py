@@ -21,6 +21,11 @@ ROWS: Mapping[str, Knob] = {
         128, "both", Domain(int, low=4, high=16_384), "Width of the network's hidden layers.", shapes_model=True,
         memory="group", span="compute",
     ),
+    "network": Knob(
+        "transformer", "both", Domain(str, values=("transformer", "lstm")),
+        "Pointer network: a Transformer that encodes the nodes again at each step, or LSTMs that read each node once.",
+        shapes_model=True, memory="group", span="compute",
+    ),
     "sequence_packing": Knob(
         False, "both", FLAG, "Compute on packed sequences, without their padding.", shapes_model=True,
         memory="group", span="compute",
@@ -76,7 +81,7 @@ ROWS: Mapping[str, Knob] = {
 _KNOBS_OF: Mapping[str, tuple[str, ...]] = {
     "headpose": ("hidden_size", "dropout", "augmentation", "inplace_augmentation"),
     "nli": ("adapter", "adapter_rank", "base_dtype", "dropout", "sequence_packing"),
-    "pointer": ("hidden_size", "dropout", "augmentation", "inplace_augmentation"),
+    "pointer": ("network", "hidden_size", "dropout", "augmentation", "inplace_augmentation"),
     "signals": ("encoder_frac", "hidden_size", "sequence_packing", "dropout", "augmentation", "inplace_augmentation"),
     "temporal": ("architecture", "hidden_size", "dropout"),
 }
