@@ -107,6 +107,10 @@ class Noisy(Sums):
         """Returns a first phase of the length of the knob."""
         return {"first": config.knobs.encoder_frac, "second": 1.0 - config.knobs.encoder_frac}
 
+    def phase_rounds(self, config: Config) -> int:
+        """Returns the rounds of the knob."""
+        return int(config.knobs.phase_rounds)
+
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Returns the mean squared error, times 1,000 in the first phase, so that it shows in the windows."""
         return super().loss(model, batch) * (1.0 + 999.0 * batch["first"])

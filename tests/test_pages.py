@@ -244,18 +244,21 @@ def test_the_page_of_data_writes_sequences_of_an_archive(folder: Path) -> None:
     ]
 
 
-def test_the_page_of_data_writes_sequences_of_hdf5(folder: Path) -> None:
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(folder / "recordings.h5", "w") as file:
-        for number, (split, label) in enumerate((("train", "a"), ("train", "b"), ("val", "a"))):
-            file[f"{split}/{label}/{number}"] = np.full((number + 1, 2), number)
+def test_the_page_of_data_writes_sequences_into_one_file(folder: Path) -> None:
+    pytest.importorskip("h5py")
+    parts, names = ("train", "val"), ("recordings.h5", "recordings")
+    arrays = [(split, label, f"{split}{label}", np.full((3, 2), len(split))) for split in parts for label in "ab"]
+    npy_sequences.write(folder / "recordings", arrays)
     exec(example("HDF5"), {})  # noqa: S102
-    train, val = npy_sequences.read_splits(folder / "recordings", None, 0)
-    assert [(one.label, npy_sequences.load(one).tolist()) for one in train + val] == [
-        ("a", [[0, 0]]),
-        ("b", [[1, 1]] * 2),
-        ("a", [[2, 2]] * 3),
-    ]
+    for inside, outside in zip(*(npy_sequences.read_splits(folder / name, None, 0) for name in names), strict=True):
+        assert [(r.label, npy_sequences.load(r).tolist()) for r in inside] == [
+            (r.label, npy_sequences.load(r).tolist()) for r in outside
+        ]
+
+
+def test_the_training_by_hand_on_the_page_of_data_is_valid() -> None:
+    (command,) = [block for block in blocks("data", "") if "workload=signals" in block and "named.after" in block]
+    assert study.main([*shlex.split(command.replace("\\\n", " "))[3:], "--validate"]) == 0
 
 
 @pytest.mark.workload

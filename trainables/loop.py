@@ -36,7 +36,7 @@ from trainables.state import Diverged, State, WarmUp, closed, prepare, watched
 from trainables.stopwatch import Stopwatch, Window
 from trainables.validation import longest_first
 from trainables.witness import Witness
-from trainables.workload import Config, augment_of, blocks, collate_of, phases
+from trainables.workload import Config, augment_of, blocks, collate_of, phase_rounds, phases
 
 __all__ = [
     "GOLDEN_RATIO",
@@ -79,9 +79,9 @@ def _steps(state: State, report: Report) -> None:
     workload, device = resident.workload, state.device
     dataset = resident.dataset(config, "train")
     lengths = resident.lengths(config, "train") if knobs.length_bucketing else None
-    loader = batches.Loader(dataset, config, collate_of(workload), augment_of(workload))
+    loader = batches.Loader(dataset, config, collate_of(workload), resident.augment(config))
     transfer = batches.Transfer(knobs, device)
-    timetable = Timetable(phases(workload, config), plan, knobs.batch_size)
+    timetable = Timetable(phases(workload, config), plan, knobs.batch_size, phase_rounds(workload, config))
     milestones = [m for m in plan.milestones if m > state.samples]
     watch = Stopwatch(device, loader.seconds, each_step=plan.each_step)
     warm_up = WarmUp(state.steps, knobs, state.scaler)
@@ -132,7 +132,8 @@ def _steps(state: State, report: Report) -> None:
                 state.steps += 1
                 if state.witness is not None:
                     is_sorted = batches.sorted_by_length(todo, lengths)
-                    _keep_facts(state, {**loader.seen(loaded), "sorted_by_length": is_sorted})
+                    seen = {"sorted_by_length": is_sorted, "phase_rounds": timetable.rounds}
+                    _keep_facts(state, {**loader.seen(loaded), **seen})
                 at_milestone = bool(milestones) and state.samples >= milestones[0]
                 over = state.samples >= plan.samples
                 warmed_up = warm_up.ends(state.steps)
@@ -251,10 +252,14 @@ def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, 
 
 
 class Timetable:
-    """The phases of a run: the phase of each sample, and the progress within the phase."""
+    """The phases of a run, which come in turns: the phase of each sample, and the progress within the phase.
 
-    def __init__(self, shares: Mapping[str, float], plan: Plan, batch_size: int) -> None:
+    There are `rounds` of them, fewer if the shortest phase would be shorter than a batch.
+    """
+
+    def __init__(self, shares: Mapping[str, float], plan: Plan, batch_size: int, rounds: int = 1) -> None:
         self._plan, self._batch_size = plan, batch_size
+        self.rounds = max(1, min(rounds, int(plan.samples * min(shares.values()) / batch_size)))
         self._ends: list[tuple[str, float, float]] = []
         begin = 0.0
         for name, share in shares.items():
@@ -266,13 +271,18 @@ class Timetable:
         if self._plan.mixed_phases:
             number = (before + start) // self._batch_size
             return self._at(number * GOLDEN_RATIO % 1.0)[0]
-        return self._at((before + start) / self._plan.samples)[0]
+        return self._at(self._within(before + start))[0]
 
     def progress(self, samples: float) -> float:
         """Returns the progress within the current phase after `samples` of the run, 0 to 1."""
-        done = samples / self._plan.samples
+        done = self._within(samples)
         _, begin, share = self._at(done)
         return min(1.0, (done - begin) / share)
+
+    def _within(self, samples: float) -> float:
+        """Returns the share of the current round that is over after `samples` of the run."""
+        done = samples / self._plan.samples * self.rounds
+        return max(0.0, done - min(int(done + 1e-9), self.rounds - 1))
 
     def _at(self, done: float) -> tuple[str, float, float]:
         passed = [phase for phase in self._ends if phase[1] <= done + 1e-9]

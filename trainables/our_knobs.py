@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainables.knob_columns import AMPERE, FLAG, Domain, Knob, capability, cpu_flags, only_on, package
+from trainables.knob_columns import AMPERE, FLAG, Domain, Knob, Requires, capability, cpu_flags, only_on, package
 from trainables.knobs import KnobTable
 
 # fmt: off
@@ -34,6 +34,12 @@ ROWS: Mapping[str, Knob] = {
         1.0, "learning", Domain(float, low=0.0, high=2.0),
         "Strength of the augmentation, as a multiple of the workload's own; 0 is none.",
         memory="minor", span="augment",
+    ),
+    "cached_augmentations": Knob(
+        0, "both", Domain(int, low=0, high=64),
+        "So many augmented variants of each sample are drawn once, and an epoch takes one of them; 0 draws each anew. "
+        "They are kept in RAM if they fit there and augmentation is the loader's; they save time after as many epochs.",
+        memory="none", span="augment",
     ),
     "dropout": Knob(
         0.1, "learning", Domain(float, low=0.0, high=0.9), "Dropout of the layers the workload adds.",
@@ -66,8 +72,13 @@ ROWS: Mapping[str, Knob] = {
     ),
     "encoder_frac": Knob(
         0.0, "both", Domain(float, low=0.0, high=0.9),
-        "Share of the training samples spent on the encoder alone, before the classifier.",
+        "Share of the training samples spent on the encoder alone, before the classifier; in each round.",
         acts_in=("workload", "loop"), memory="switch", span="compute",
+    ),
+    "phase_rounds": Knob(
+        1, "learning", Domain(int, low=1, high=1000),
+        "Rounds of a training, equally long: each trains the encoder alone, then the classifier.",
+        acts_in=("workload", "loop"), memory="none", span="none", requires=Requires("encoder_frac", above=0),
     ),
     "architecture": Knob(
         "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
@@ -82,7 +93,10 @@ _KNOBS_OF: Mapping[str, tuple[str, ...]] = {
     "headpose": ("hidden_size", "dropout", "augmentation", "inplace_augmentation"),
     "nli": ("adapter", "adapter_rank", "base_dtype", "dropout", "sequence_packing"),
     "pointer": ("network", "hidden_size", "dropout", "augmentation", "inplace_augmentation"),
-    "signals": ("encoder_frac", "hidden_size", "sequence_packing", "dropout", "augmentation", "inplace_augmentation"),
+    "signals": (
+        *("encoder_frac", "phase_rounds", "hidden_size", "sequence_packing", "dropout", "augmentation"),
+        *("cached_augmentations", "inplace_augmentation"),
+    ),
     "temporal": ("architecture", "hidden_size", "dropout"),
 }
 _HOOKS = {"nli": ("parameter_groups",)}

@@ -60,8 +60,12 @@ class Workload(Protocol):
                                             (knob `device_augmentation`); draws random numbers by `trainables.draws`
                                             from `keys`, int64, (batch,), one for each sample in the order of `collate`;
                                             a key depends on seed, epoch and the sample's index alone;
+      `kept_augment(config, keep) -> Augment`   an `augment` for loader processes that gives the same and looks some of
+                                            it up: `keep(dataset)` returns a data set in RAM, or ends the call if that
+                                            is too large, and `augment` is used;
       `phases(config) -> Mapping[str, float]`   phases of a run in order -> share of its training samples; the learning
                                             rate schedule restarts in each; default: one, "";
+      `phase_rounds(config) -> int`         how often the phases come, in turns and equally long; default: once;
       `parameter_groups(model, config)`     the optimiser's groups, as torch takes them, with `lr_scale` as a factor of
                                             the learning rate; default: one group of all trainable parameters;
       `optimizer(model, config)`            a torch optimiser instead of the knob's, each group at its peak rate;
@@ -214,6 +218,11 @@ def phases(workload: Workload, config: Config) -> dict[str, float]:
     if min(shares.values(), default=-1.0) < 0 or abs(sum(shares.values()) - 1.0) > 1e-6:
         raise WorkloadError(f"phases() returned {shares}; expected names with shares that sum to 1")
     return {name: share for name, share in shares.items() if share > 0}
+
+
+def phase_rounds(workload: Workload, config: Config) -> int:
+    """Returns how often the phases of a run are to come."""
+    return int(getattr(workload, "phase_rounds", lambda _: 1)(config))
 
 
 def parameter_groups(workload: Workload, model: nn.Module, config: Config) -> list[dict[str, Any]]:

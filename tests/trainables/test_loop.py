@@ -152,6 +152,20 @@ def test_phases_follow_each_other_each_with_its_own_schedule() -> None:
     assert state.samples == 256
 
 
+@pytest.mark.parametrize(
+    ("rounds", "samples", "phases", "seen"),
+    [(2, 256, "ffffssss" * 2, 2), (4, 256, "ffss" * 4, 4), (9, 256, "fs" * 8, 8), (3, 32, "fs", 1), (2, 16, "f", 1)],
+)
+def test_phases_come_again_in_each_round(rounds: int, samples: int, phases: str, seen: int) -> None:
+    asked = {"encoder_frac": 0.5, "phase_rounds": rounds, "learning_rate": 1e-9, "warmup_frac": 0.0}
+    state, events = noisy(Plan(samples=samples, window_s=0.0), **asked)
+    losses = [e.loss for e in events if isinstance(e, Window)]
+    assert "".join("f" if loss > 100 else "s" for loss in losses) == phases
+    assert state.active["phase_rounds"] == seen
+    table = loop.Timetable({"first": 0.5, "second": 0.5}, Plan(samples=240), 16, rounds=3)
+    assert [table.progress(s) for s in (0, 20, 40, 80, 100, 240)] == pytest.approx([0, 0.5, 0, 0, 0.5, 1])
+
+
 def test_mixed_phases_come_as_often_as_their_shares() -> None:
     _, events = noisy(
         Plan(samples=1600, window_s=0.0, mixed_phases=True), encoder_frac=0.3, learning_rate=1e-9, warmup_frac=0.0

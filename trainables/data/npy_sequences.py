@@ -1,4 +1,4 @@
-"""Labelled sequences of unequal length in .npy files, one recording a file.
+"""Labelled sequences of unequal length in .npy files, one recording a file, or in one HDF5 file (`h5_sequences`).
 
     root/train/<label>/<id>.npy           and root/val/... or root/test/...
 
@@ -13,23 +13,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.data import h5_sequences
 from trainables.data.errors import OTHER_LAYOUTS, DataError, wrong
 
 SPLITS = ("train", "val", "test")
 STATISTICS_FILES = 4096
 """Most files read for mean and deviation, evenly spread: a set of any size is begun within seconds."""
-_ARRAY = "an array (time, channel) of real numbers, saved by numpy.save"
+_ARRAY = "an array (time, channel) of real numbers, as numpy.save or h5py writes it"
 _One = TypeVar("_One")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A file: its place, the class it belongs to, and its steps in time and channels, each at least 1."""
+    """An array: its file or its place in one, the class it belongs to, its steps in time and channels, at least 1."""
 
     path: Path
     label: str
@@ -42,10 +43,13 @@ def read_splits(root: Path, val_frac: float | None, seed: int) -> tuple[list[Rec
 
     Without `val_frac` the second part is the folder's own: its val split, else its test split. With it (between 0 and
     1) so much of each label's training recordings is held out, drawn by `seed`, and val and test are left alone.
-    Every file's header is read, its numbers are not. Raises DataError.
+    Every array's header is read, its numbers are not. Raises DataError.
     """
-    files = {split: (root / split).glob("[!.]*/[!.]*.npy") for split in SPLITS}
-    parts = {split: [(file, file.parent.name) for file in found] for split, found in files.items()}
+    if root.is_file():
+        parts = h5_sequences.places(root, SPLITS)
+    else:
+        files = {split: (root / split).glob("[!.]*/[!.]*.npy") for split in SPLITS}
+        parts = {split: [(file, file.parent.name) for file in found] for split, found in files.items()}
     train, own = parts["train"], parts["val"] or parts["test"]
     if not train:
         found = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) if root.is_dir() else "no such folder"
@@ -61,8 +65,11 @@ def read_splits(root: Path, val_frac: float | None, seed: int) -> tuple[list[Rec
 
 def load(recording: Recording) -> NDArray[np.float32]:
     """Returns the recording's numbers, float32, shape (time, channel); raises DataError for one that is not finite."""
-    with np.errstate(over="ignore"):  # what a float32 cannot hold is infinite, and refused below
-        values = np.array(_mapped(recording.path), dtype=np.float32, order="C")
+    try:
+        with np.errstate(over="ignore"):  # what a float32 cannot hold is infinite, and refused below
+            values = np.array(_mapped(recording.path), dtype=np.float32, order="C")
+    except OSError as error:  # of HDF5, which reads the numbers here
+        raise DataError(f"{recording.path}: found {error}; allowed: {_ARRAY}") from None
     if values.shape != (recording.steps, recording.channels):
         was = (recording.steps, recording.channels)
         raise DataError(f"{recording.path}: found shape {values.shape}; allowed: {was}, as when the folder was read")
@@ -128,11 +135,12 @@ def _by_label(item: tuple[Path, str]) -> tuple[str, str]:
     return item[1], item[0].name
 
 
-def _mapped(path: Path) -> NDArray[np.generic]:
-    """Returns the file's array, mapped into memory; raises DataError for what is none, or holds no real numbers."""
+def _mapped(path: Path) -> Any:
+    """Returns the array, in its file until it is read; raises DataError for what is none, or holds no real numbers."""
     try:
-        values = np.lib.format.open_memmap(path, mode="r")  # what np.load does for .npy; that would open archives too
-    except (ValueError, OSError, EOFError) as error:
+        is_inside = path.parents[2].is_file()  # else np.load's own call for .npy; that would open archives too
+        values: Any = h5_sequences.array(path) if is_inside else np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OSError, EOFError, KeyError) as error:
         raise DataError(f"{path}: found {error}; allowed: {_ARRAY}") from None
     if values.dtype.kind not in "fiu":
         raise DataError(f"{path}: found numbers of type {values.dtype}; allowed: {_ARRAY}")
@@ -140,7 +148,7 @@ def _mapped(path: Path) -> NDArray[np.generic]:
 
 
 def _header(path: Path, label: str) -> Recording:
-    shape = _mapped(path).shape
+    shape: tuple[int, ...] = _mapped(path).shape or ()  # None of an HDF5 array without a space
     if len(shape) != 2 or min(shape) < 1:
         hint = "; of one channel it is (time, 1)" if len(shape) == 1 else ""
         raise DataError(f"{path}: found shape {shape}; allowed: (time, channel), each at least 1{hint}")

@@ -19,8 +19,9 @@ and other steps of the same sample did worse than no training.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
@@ -37,7 +38,7 @@ from trainables.data import npy_sequences, spoken_digits
 from trainables.data.npy_sequences import Recording
 from trainables.knob_columns import Domain, Knob, Options
 from trainables.our_knobs import OURS
-from trainables.workload import SPLIT_SEED, Config, Split, options_of
+from trainables.workload import SPLIT_SEED, Augment, Config, Split, options_of, phases
 
 TEMPERATURE = 0.2
 NOISE, SPANS, SPAN_FRAC, CHANNEL_FRAC = 0.3, 2, 0.25, 0.2
@@ -49,6 +50,7 @@ REFERENCES, CHOICES = 32, 4
 
 
 SignalBatch = dict[str, Any]
+Kept = Mapping[str, Any]  # by phase a data set of all variants of all samples in RAM
 
 
 class SignalSample(NamedTuple):
@@ -77,6 +79,20 @@ class Samples(Dataset[SignalSample]):
     def in_ram(self) -> SamplesInRam:
         """Returns all samples, each read once."""
         return SamplesInRam(self)
+
+
+class Varied(Samples):
+    """Disturbed samples: `keys`, (samples, variants), has a key for each variant of each, and so are they sorted."""
+
+    def __init__(self, samples: Samples, keys: Tensor, strength: float) -> None:
+        recordings = [recording for recording in samples.recordings for _ in range(keys.shape[1])]
+        super().__init__(recordings, samples.classes, samples.mean, samples.scale)
+        self._keys, self._strength = keys.flatten(), strength
+
+    def __getitem__(self, index: int) -> SignalSample:
+        x, label, _ = super().__getitem__(index)
+        mask, key = torch.ones(1, len(x), dtype=torch.bool), self._keys[index : index + 1]
+        return SignalSample(disturbed(x[None], mask, key, self._strength, in_place=True)[0], label, index)
 
 
 class SamplesInRam(Dataset[SignalSample]):
@@ -201,6 +217,11 @@ def disturbed(x: Tensor, mask: Tensor, keys: Tensor, strength: float, in_place: 
     return x.add_(noise).mul_(keep) if in_place else (x + noise) * keep
 
 
+def _strength(config: Config, phase: str) -> float:
+    """Returns the strength of the disturbance in a phase."""
+    return float(config.knobs.augmentation) * (1.0 if phase == "encoder" else LIGHT)
+
+
 def contrast(code: Tensor, index: Tensor, others: Tensor) -> Tensor:
     """Returns the mean InfoNCE of codes (2 * batch + references, width): first views, second views, references.
 
@@ -236,6 +257,8 @@ class Signals:
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], dict[Split, Samples]] = {}
         self._references: dict[tuple[Any, ...], References] = {}
+        self._kept_key: tuple[Any, ...] = ()
+        self._kept: dict[str, Any] = {}
 
     def dataset(self, config: Config, split: Split) -> Samples:
         """Returns the split, the same for every seed; files are listed once. Raises DataError."""
@@ -269,19 +292,25 @@ class Signals:
         return len(sample.x)
 
     def phases(self, config: Config) -> dict[str, float]:
-        """Returns the share of the samples that train the encoder alone, and the remaining share."""
+        """Returns the share of a round's samples that train the encoder alone, and the remaining share."""
         return {"encoder": config.knobs.encoder_frac, "classifier": 1.0 - config.knobs.encoder_frac}
 
-    def augment(self, batch: SignalBatch, keys: Tensor, config: Config, phase: str) -> SignalBatch:
+    @staticmethod
+    def phase_rounds(config: Config) -> int:
+        """Returns how often both phases come, in turns."""
+        return int(config.knobs.phase_rounds) if config.knobs.encoder_frac else 1
+
+    def augment(
+        self, batch: SignalBatch, keys: Tensor, config: Config, phase: str, kept: Kept | None = None
+    ) -> SignalBatch:
         """Returns the disturbed batch; in the encoder's phase two views of each sample, and references, without labels.
 
-        References depend on the epoch alone, so that all micro-batches of an epoch have the same.
+        References depend on the epoch alone, so that all micro-batches of an epoch have the same. With the knob
+        `cached_augmentations` a sample's key chooses one of its variants; `kept` has them, by the phase.
         """
-        knobs = config.knobs
+        views = self._views(batch, keys, config, phase, kept)
         if phase != "encoder":
-            strength = LIGHT * knobs.augmentation
-            x = disturbed(batch["x"], batch["mask"], keys, strength, knobs.inplace_augmentation)
-            return {**batch, "x": x}
+            return {**batch, "x": views}
         pool, first = self._pool(config, keys.device), (keys[:1], batch["index"][:1])
         rows = torch.arange(len(pool.steps), device=keys.device)
         epoch = draws.beside(*first, torch.full((1,), -1, device=keys.device))
@@ -289,14 +318,40 @@ class Signals:
         others = pool.index[rows, chosen]
         steps = torch.cat([batch["lengths"].steps] * 2 + [pool.steps])
         longest = int(steps.max())
-        parts = [batch["x"], batch["x"], pool.x[rows, chosen]]
-        x = torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
-        within = torch.arange(pool.x.shape[2]) < pool.steps[:, None]
-        masks = [batch["mask"], batch["mask"], within.to(keys.device, non_blocking=True)]
+        within = (torch.arange(pool.x.shape[2]) < pool.steps[:, None]).to(keys.device, non_blocking=True)
+        far = disturbed(pool.x[rows, chosen], within, draws.beside(*first, others), _strength(config, phase), True)
+        x = torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in (views, far)])
+        masks = [batch["mask"], batch["mask"], within]
         mask = torch.cat([F.pad(part, (0, longest - part.shape[1])) for part in masks])
-        keys = torch.cat([keys, ~keys, draws.beside(*first, others)])  # another key makes another view
-        x = disturbed(x, mask, keys, knobs.augmentation, knobs.inplace_augmentation)
         return {"x": x, "mask": mask, "lengths": HostLengths(steps), "index": batch["index"], "others": others}
+
+    @staticmethod
+    def _views(batch: SignalBatch, keys: Tensor, config: Config, phase: str, kept: Kept | None) -> Tensor:
+        """Returns the disturbed samples; in the encoder's phase two views of each, the first ones before the second."""
+        x, mask, index, count = batch["x"], batch["mask"], batch["index"], config.knobs.cached_augmentations
+        number, views = keys.remainder(max(1, count)), 2 if phase == "encoder" else 1
+        if kept:
+            rows = [index * count * views + number + count * view for view in range(views)]
+            return cast(Tensor, kept[phase].batch(torch.cat(rows).tolist())["x"])
+        if count:
+            keys = draws.variants(config.seed, index, count).gather(1, number[:, None])[:, 0]
+        if views == 1:
+            return disturbed(x, mask, keys, _strength(config, phase), config.knobs.inplace_augmentation)
+        keys = torch.cat([keys, ~keys])  # another key makes another view
+        return disturbed(torch.cat([x, x]), torch.cat([mask, mask]), keys, _strength(config, phase), in_place=True)
+
+    def kept_augment(self, config: Config, keep: Callable[[Dataset[Any]], Any]) -> Augment:
+        """Returns `augment` with all variants of all samples in RAM; those of the latest configuration stay there."""
+        knobs, train, count = config.knobs, self.dataset(config, "train"), config.knobs.cached_augmentations
+        key = (*options_of(self, config).values(), config.seed, count, knobs.augmentation, knobs.encoder_frac > 0)
+        if key != self._kept_key:
+            self._kept_key, self._kept = (), {}
+            keys = draws.variants(config.seed, torch.arange(len(train)), count) if count else torch.empty(0)
+            for phase in phases(self, config) if count and knobs.augmentation else ():
+                own = torch.cat([keys, ~keys], dim=1) if phase == "encoder" else keys
+                self._kept[phase] = keep(Varied(train, own, _strength(config, phase)))
+            self._kept_key = key
+        return functools.partial(self.augment, kept=self._kept)
 
     def _pool(self, config: Config, device: torch.device) -> References:
         """Returns the pool of references: training samples of all lengths, in groups of `CHOICES` of similar length.

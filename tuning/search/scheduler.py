@@ -225,12 +225,13 @@ class TrialScheduler:
         return rule_of(self._run) or self._default_rule
 
     def _is_early(self, state: TrialState) -> bool:
-        """Returns whether the last of several phases has not begun at a rung: what is judged is what it trains."""
+        """Returns whether the last round's last phase has not begun at a rung: what is judged is what it trains."""
         *earlier, _ = (state.active.get("phases") or {"": 1.0}).values()
         if not earlier:
             return False
         begun = state.samples - batch_size_of(state.knobs)  # where its last batch has: it has one phase
-        return bool(begun < sum(earlier) * self._plan.samples)
+        rounds = state.active.get("phase_rounds", 1)
+        return bool(begun < (rounds - 1 + sum(earlier)) / rounds * self._plan.samples)
 
     def widened(self, trial: str, state: TrialState) -> None:
         """Writes that a slot was too small, and teaches the guard: trials like it have a device to themselves.

@@ -1,8 +1,11 @@
 """A folder of .npy files gives its recordings; what is no array (time, channel) of numbers is refused by file."""
 
+import multiprocessing
 import pickle
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainables.data import npy_sequences
+from trainables.data import h5_sequences, npy_sequences
 from trainables.data.errors import DataError
 from trainables.data.npy_sequences import load, read_splits, some, statistics
 
@@ -25,12 +28,13 @@ def npy(rows: list[list[float]], descr: str = "<f4", code: str = "<f") -> bytes:
 
 
 ONE, TWO = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[7.0, 8.0]]
+OF_LABEL = (("a", ONE), ("b", TWO))
 
 
 def folders(root: Path) -> Path:
     """Returns the root, now with two recordings to train on and two to test, of the labels a and b."""
     for split in ("train", "test"):
-        for label, rows in (("a", ONE), ("b", TWO)):
+        for label, rows in OF_LABEL:
             (root / split / label).mkdir(parents=True)
             (root / split / label / f"{split}{label}.npy").write_bytes(npy(rows))
     return root
@@ -165,3 +169,73 @@ def test_some_are_the_same_at_every_call(tmp_path):
     assert some(train, None, 0) == some(train, 99, 0) == train
     assert some(train, 7, 0) == some(train, 7, 0)
     assert len(some(train, 7, 0)) == 7
+
+
+def in_one_file(path: Path, arrays: Mapping[str, object]) -> Path:
+    """Returns the path, now of an HDF5 file with the arrays at these places."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for place, values in arrays.items():
+            file[place] = values
+    return path
+
+
+GOOD = {f"{split}/{label}/{split}{label}": rows for split in ("train", "test") for label, rows in OF_LABEL}
+
+
+def test_one_file_gives_what_the_folders_give(tmp_path):
+    file, other = in_one_file(tmp_path / "all.h5", {**GOOD, "notes": 1.0}), folders(tmp_path / "all")
+    for inside, outside in zip(read_splits(file, None, 0), read_splits(other, None, 0), strict=True):
+        assert [(r.label, load(r).tolist()) for r in inside] == [(r.label, load(r).tolist()) for r in outside]
+    many = in_one_file(tmp_path / "many.h5", {f"train/{i % 2}/{i}": ONE for i in range(10)})
+    assert [len(part) for part in read_splits(many, 0.2, 0)] == [8, 2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"train": ONE}, r"all\.h5/train: found an array; allowed: .* /split/label/id.*try: docs/data\.md"),
+        ({**GOOD, "train/a/more/b": ONE}, r"all\.h5/train/a/more/b: found an array; allowed: .*/split/label/id"),
+        ({"a/train/1": ONE}, r"all\.h5: found arrays at a/train/1; allowed: .*/split/label/id"),
+        ({}, r"all\.h5: found arrays at no place; allowed"),
+        ({**GOOD, "test/b/x": ONE[0]}, r"test/b/x: found shape \(2,\); allowed: \(time, channel\)"),
+        ({**GOOD, "test/b/x": "text"}, r"test/b/x: found numbers of type object; allowed: .*real numbers"),
+        ({**GOOD, "test/b/x": [[1.0]]}, r"test/b/x: found 1 channels; allowed: 2, as .*all\.h5/train/a/traina has"),
+    ],
+)
+def test_refuses_a_file_of_another_layout(tmp_path, arrays, message):
+    file = in_one_file(tmp_path / "all.h5", arrays)
+    with pytest.raises(DataError, match=message):
+        read_splits(file, None, 0)
+
+
+def test_refuses_what_is_no_file_of_hdf5(tmp_path, monkeypatch):
+    file = tmp_path / "all.h5"
+    file.write_bytes(b"no numbers")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(DataError, match=r"all\.h5: found .*h5py.*pip install 'cardtune\[signals\]'"):
+        read_splits(file, None, 0)
+    monkeypatch.undo()
+    pytest.importorskip("h5py")
+    with pytest.raises(DataError, match=r"all\.h5: found .*signature.*allowed: an HDF5 file.*try: docs/data\.md"):
+        read_splits(file, None, 0)
+    place = read_splits(in_one_file(file, GOOD), None, 0)[0][0]
+    file.write_bytes(b"no numbers")
+    h5_sequences.opened.cache_clear()
+    with pytest.raises(DataError, match="signature"):
+        load(place)
+
+
+def test_a_fork_inherits_no_open_file(tmp_path):
+    one = read_splits(in_one_file(tmp_path / "all.h5", GOOD), None, 0)[0][0]
+    for _ in range(2):
+        assert load(one).tolist() == ONE
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as other:
+            assert other.submit(open_files, tmp_path).result() == []
+            assert other.submit(load, one).result().tolist() == ONE
+            assert len(other.submit(open_files, tmp_path).result()) == 1
+
+
+def open_files(folder: Path) -> list[str]:
+    """Returns the files below a folder that this process has open."""
+    return [str(link.resolve()) for link in Path("/proc/self/fd").iterdir() if folder in link.resolve().parents]

@@ -485,9 +485,11 @@ def test_deadline_cuts_a_trial_once_another_has_ended(tmp_path: Path) -> None:
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 2 of 12 trials")
 
 
-@pytest.mark.parametrize(("encoder", "is_judged"), [(0.5, False), (0.25, True)])
-def test_rung_before_the_last_phase_judges_nobody(tmp_path: Path, encoder: float, is_judged: bool) -> None:
-    active = {"phases": {"encoder": encoder, "classifier": 1 - encoder}}
+@pytest.mark.parametrize(
+    ("encoder", "rounds", "is_judged"), [(0.5, 1, False), (0.25, 1, True), (0.25, 2, False), (0.0, 2, False)]
+)
+def test_rung_before_the_last_phase_judges_nobody(tmp_path: Path, encoder: float, rounds: int, is_judged: bool) -> None:
+    active = {"phases": {"encoder": encoder, "classifier": 1 - encoder}, "phase_rounds": rounds}
     office = Office(tmp_path, sampler="random", count=20)
     for request in [office.next() for _ in range(8)]:
         office.scheduler.at_rung(request.trial, office.result(request, 400, active=active))
