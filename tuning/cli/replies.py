@@ -1,4 +1,4 @@
-"""What `--json` prints: one object for each command, of the class here; `python -m tuning schema COMMAND` describes it.
+"""The objects that `--json` prints, one class for each command; `python -m tuning schema COMMAND` describes it.
 
 `schema` is the version: it goes up if a field goes or means something else, and stays if one comes. Units are those of
 the names; what is not known is null.
@@ -90,7 +90,7 @@ class ConfigurationReply:
 
 @dataclass(frozen=True, kw_only=True)
 class RunReply(Reply):
-    """What a run found: the answer in a sentence, what speaks against it, and what to `set` (the rest as in the
+    """The findings of a run: the answer in a sentence, what speaks against it, and what to `set` (the rest as in the
     reference).
 
     `command` is what is typed if the workload is a command, else "". `next` are commands of ours that are of use next.
@@ -129,7 +129,7 @@ class RunReply(Reply):
 
 @dataclass(frozen=True, kw_only=True)
 class AblateReply(Reply):
-    """What each knob is worth; `idle` says of those that change nothing why. No device if nothing was measured."""
+    """The worth of each knob; `idle` says of those that change nothing why. No device if nothing was measured."""
 
     device: Facts | None
     ablation: Sequence[AblationResult]
@@ -165,7 +165,7 @@ class CardReply:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateReply(Reply):
-    """What fits a card: a row for each memory group, and `remedies` if no row fits one sample. `answer` is the value
+    """Which micro-batches fit a card: a row for each memory group, and `remedies` if no row fits one sample. `answer` is the value
     that was asked for by "?", in a sentence.
     """
 
@@ -194,7 +194,7 @@ class EditReply:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReply(Reply):
-    """What makes a script faster: the answer in a sentence, the settings to `set`, and where they are written.
+    """The findings of a probe: the answer in a sentence, the settings to `set`, and where they are written.
 
     `gain` is over the script as it is; `runs` has the samples or steps a second of each run, by what was changed.
     """
