@@ -165,8 +165,9 @@ class CardReply:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateReply(Reply):
-    """Which micro-batches fit a card: a row for each memory group, and `remedies` if no row fits one sample. `answer` is the value
-    that was asked for by "?", in a sentence.
+    """Which micro-batches fit a card: a row for each memory group, and `remedies` if no row fits one sample.
+
+    `answer` is the value that was asked for by "?", in a sentence.
     """
 
     answer: str
