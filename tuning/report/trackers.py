@@ -125,7 +125,7 @@ class TensorBoard(Tracker):
         _imported("tensorboard", "tensorboard")
         self._writer = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter
         self._folder = Path(place) if place else folder / "tensorboard"
-        self.place = f"tensorboard --logdir {self._folder}"
+        self.place = f"tensorboard --logdir {shlex.quote(str(self._folder))}"
 
     def has(self, name: str) -> bool:
         """Returns whether the trial has a folder."""
@@ -151,8 +151,9 @@ class MLflow(Tracker):
     def __init__(self, run: str, folder: Path, place: str | None) -> None:
         mlflow = _imported("mlflow", "mlflow")
         self._entities = importlib.import_module("mlflow.entities")
-        self.place = place or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
-        self._client: Any = mlflow.MlflowClient(tracking_uri=self.place)
+        uri = place or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
+        self.place = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+        self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         known = self._client.get_experiment_by_name("cardtune")
         self._experiment = known.experiment_id if known else self._client.create_experiment("cardtune")
         mine = f"tags.cardtune_run = '{run}'"
