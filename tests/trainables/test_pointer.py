@@ -159,16 +159,21 @@ def test_half_precision_gives_nearly_the_same_loss(make, dtype):
 
 
 @networks
-@pytest.mark.parametrize("decoding", [Decoding(), Decoding("beam", 1)])
-def test_decoding_is_the_best_open_node_at_every_step(make, decoding):
+@pytest.mark.parametrize("decoding", [Decoding(), Decoding("beam", 1), Decoding("beam", 2), Decoding("beam", 5)])
+def test_decoding_keeps_the_likeliest_ways_at_every_step(make, decoding):
+    """Of one way, as greedily, that is the best open node."""
     batch, model = batch_of(7), network(seed=3, make=make)
-    order = [int((batch["rank"][0] == 0).int().argmax())]
-    while len(order) < 7:
-        rank = torch.full((1, 7), 99)
-        rank[0, order] = torch.arange(len(order))
-        best = scores(model, batch, rank, [len(order)])[0, 0]
-        order.append(max((node for node in range(7) if node not in order), key=lambda node: best[node].item()))
-    assert order_of(decode(model, batch, decoding)) == [order]
+    ways = [(0.0, [int((batch["rank"][0] == 0).int().argmax())])]
+    for step in range(1, 6):
+        longer = []
+        for total, order in ways:
+            rank = torch.full((1, 7), 99)
+            rank[0, order] = torch.arange(step)
+            likely = scores(model, batch, rank, [step])[0, 0].log_softmax(dim=0).tolist()
+            longer += [(total + likely[node], [*order, node]) for node in range(7) if node not in order]
+        ways = sorted(longer, reverse=True)[: decoding.tours]
+    tours = [[*order, *{*range(7)}.difference(order)] for _, order in ways]
+    assert order_of(decode(model, batch, decoding)) == [min(tours, key=lambda t: length_of(batch["distances"][0], t))]
 
 
 @networks

@@ -257,7 +257,6 @@ def decode(model: Scorer, batch: TourBatch, decoding: Decoding = GREEDY, taught:
     rank = teacher.masked_fill(teacher > 0, nodes)  # padding and the start stay
     steps, row = torch.arange(nodes, device=teacher.device), torch.arange(len(rank), device=teacher.device)
     # A beam begins as one tour: the others are impossible, as is a way to a node that was visited.
-    none = torch.zeros(nodes, device=rank.device).masked_fill(steps > 0, float("-inf"))
     total = torch.zeros(len(rank), device=rank.device).masked_fill(row % beams > 0, float("-inf"))
     keys = batch["points"].float().view(torch.int32).sum(dim=(1, 2))
     history: History = ()
@@ -273,7 +272,7 @@ def decode(model: Scorer, batch: TourBatch, decoding: Decoding = GREEDY, taught:
             best = torch.where(taught[:, number : number + 1], next_along(teacher, rank, step), best)
         if beams > 1:
             likely = scores.log_softmax(dim=1).masked_fill(rank < number, float("-inf"))
-            total, at = (total[:, None] + torch.where(is_over, none, likely)).view(-1, beams * nodes).topk(beams, dim=1)
+            total, at = (total[:, None] + likely).view(-1, beams * nodes).topk(beams, dim=1)
             total, best = total.flatten(), (at % nodes).view(-1, 1)
             of = (row.view(-1, beams)[:, :1] + at // nodes).flatten()
             rank, history = rank[of], tuple(part[of] for part in history)
