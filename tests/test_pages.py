@@ -261,6 +261,13 @@ def test_the_training_by_hand_on_the_page_of_data_is_valid() -> None:
     assert study.main([*shlex.split(command.replace("\\\n", " "))[3:], "--validate"]) == 0
 
 
+def test_the_page_of_data_gives_a_tuning_by_hand_that_is_valid(folder: Path) -> None:
+    command = example("Tuned by hand").replace("\\\n", " ").splitlines()[0]
+    assert study.main(shlex.split(command)[3:]) == 0
+    config = load([word for word in shlex.split(command)[3:] if "=" in word])
+    assert {config.space.whole(named)["network"] for named in config.named.values()} == {"lstm"}
+
+
 @pytest.mark.workload
 def test_the_page_of_data_reads_a_problem_of_tsplib(folder: Path) -> None:
     points = np.random.default_rng(0).permutation(900)[:60].reshape(30, 2)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SHORTER = 1e-9
-"""Length by which an exchange of edges must shorten a tour to count; rounding alone changes 1e-15."""
+SHORTER = 1e-9  # by which an exchange of edges must shorten a tour of length 1 or so: rounding changes 1e-15
 
 
 def tour_lengths(distances: Tensor, rank: Tensor) -> Tensor:
@@ -24,8 +23,7 @@ def next_along(teacher: Tensor, rank: Tensor, steps: Tensor) -> Tensor:
     count = (teacher >= 0).sum(dim=1)[:, None, None]
     here = teacher.gather(1, (rank == s - 1).byte().argmax(dim=2))[..., None]
     ahead = (teacher[:, None] - here).remainder(count)
-    way = torch.minimum(2 * ahead, 2 * (count - ahead) + 1)
-    return way.masked_fill(rank < s, 4 * teacher.shape[1]).argmin(dim=2)
+    return torch.minimum(2 * ahead, 2 * (count - ahead) + 1).masked_fill(rank < s, 4 * teacher.shape[1]).argmin(dim=2)
 
 
 def two_opt(distances: Tensor, rank: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Data: small instances drawn from 45,065 cities of the world (GeoNames, CC BY 3.0
 Models (knobs.network): pointer networks (Vinyals et al., arXiv 1506.03134), by 8 features such as `is_visited`.
 - transformer: encodes the nodes again at each step, as in Kool et al. (1803.08475). Attention decreases with distance,
   at a different rate in each head, as ALiBi's does with position (Press et al., 2108.12409).
-- lstm: an LSTM reads the nodes once, another remembers the way. Only the pointer sees the features of each step.
+- lstm: an encoder reads the nodes once, before the first step; decoder and pointer read the features of each step.
 With teacher forcing the tour so far is known at every step, so all steps of a tour are trained in one pass.
 """
 
@@ -175,8 +175,9 @@ class Pointing(nn.Module):
 class LstmPointer(PointerNetwork):
     """LSTMs (Hochreiter and Schmidhuber 1997): an encoder over the nodes, and a decoder over those of the tour.
 
-    The encoder reads the features of the first step, round the middle of the square from the start on, as order matters
-    (Vinyals et al., arXiv 1511.06391). The decoder reads those of the current node at each step.
+    The encoder reads the features of the first step, round the middle of the square from the start on: order matters
+    (Vinyals et al., arXiv 1511.06391), and in no order the gap was 7.3 % for 4.1 %, after 4 epochs at width 128. The
+    decoder reads the features of the current node at each step.
     """
 
     def __init__(self, width: int, layers: int, dropout: float, decoding: Decoding = GREEDY, ways: int = 2) -> None:
@@ -256,7 +257,6 @@ def decode(model: Scorer, batch: TourBatch, decoding: Decoding = GREEDY, taught:
     rank = teacher.masked_fill(teacher > 0, nodes)  # padding and the start stay
     steps, row = torch.arange(nodes, device=teacher.device), torch.arange(len(rank), device=teacher.device)
     # A beam begins as one tour: the others are impossible, as is a way to a node that was visited.
-    none = torch.zeros(nodes, device=rank.device).masked_fill(steps > 0, float("-inf"))
     total = torch.zeros(len(rank), device=rank.device).masked_fill(row % beams > 0, float("-inf"))
     keys = batch["points"].float().view(torch.int32).sum(dim=(1, 2))
     history: History = ()
@@ -272,7 +272,7 @@ def decode(model: Scorer, batch: TourBatch, decoding: Decoding = GREEDY, taught:
             best = torch.where(taught[:, number : number + 1], next_along(teacher, rank, step), best)
         if beams > 1:
             likely = scores.log_softmax(dim=1).masked_fill(rank < number, float("-inf"))
-            total, at = (total[:, None] + torch.where(is_over, none, likely)).view(-1, beams * nodes).topk(beams, dim=1)
+            total, at = (total[:, None] + likely).view(-1, beams * nodes).topk(beams, dim=1)
             total, best = total.flatten(), (at % nodes).view(-1, 1)
             of = (row.view(-1, beams)[:, :1] + at // nodes).flatten()
             rank, history = rank[of], tuple(part[of] for part in history)
@@ -414,7 +414,7 @@ class PointerNet:
             lengths.append(distances.double().sum(dim=(1, 2)) / ((batch["rank"] >= 0).sum(dim=1) - 1))
             ratios.append(torch.stack(lengths) / tour_lengths(distances, batch["rank"]))
         gaps = torch.cat(ratios, dim=1).mean(dim=1) - 1.0
-        names = ("nearest neighbour", "2-opt from it", "random tour")
+        names = ("nearest neighbour", "2-opt", "random tour")
         return {name: {"gap": gap} for name, gap in zip(names, gaps.tolist(), strict=True)}
 
 
