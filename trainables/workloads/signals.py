@@ -50,7 +50,6 @@ REFERENCES, CHOICES = 32, 4
 
 
 SignalBatch = dict[str, Any]
-Kept = Mapping[str, Any]  # by phase a data set of all variants of all samples in RAM
 
 
 class SignalSample(NamedTuple):
@@ -82,17 +81,21 @@ class Samples(Dataset[SignalSample]):
 
 
 class Varied(Samples):
-    """Disturbed samples: `keys`, (samples, variants), has a key for each variant of each, and so are they sorted."""
+    """Samples, once for each variant, that are disturbed in RAM: `keys`, (samples, variants), in the same order."""
 
     def __init__(self, samples: Samples, keys: Tensor, strength: float) -> None:
         recordings = [recording for recording in samples.recordings for _ in range(keys.shape[1])]
         super().__init__(recordings, samples.classes, samples.mean, samples.scale)
         self._keys, self._strength = keys.flatten(), strength
 
-    def __getitem__(self, index: int) -> SignalSample:
-        x, label, _ = super().__getitem__(index)
-        mask, key = torch.ones(1, len(x), dtype=torch.bool), self._keys[index : index + 1]
-        return SignalSample(disturbed(x[None], mask, key, self._strength, in_place=True)[0], label, index)
+    def in_ram(self) -> SamplesInRam:
+        """Returns all of them, disturbed 256 at a time: with one at a time it took 2.7 times as long."""
+        kept = super().in_ram()
+        for part in torch.arange(len(self)).split(256):
+            batch = kept.batch(part.tolist())
+            x = disturbed(batch["x"], batch["mask"], self._keys[part], self._strength, in_place=True)[batch["mask"]]
+            kept.values[kept.starts[part[0]] :][: len(x)] = x
+        return kept
 
 
 class SamplesInRam(Dataset[SignalSample]):
@@ -104,19 +107,19 @@ class SamplesInRam(Dataset[SignalSample]):
     def __init__(self, samples: Samples) -> None:
         self._steps = torch.tensor([recording.steps for recording in samples.recordings])
         ends = self._steps.cumsum(0)
-        self._starts, self._zeros = ends - self._steps, int(ends[-1])
-        self._values = torch.zeros(self._zeros + 1, len(samples.mean))
+        self.starts, self._zeros = ends - self._steps, int(ends[-1])
+        self.values = torch.zeros(self._zeros + 1, len(samples.mean))
         self._labels = torch.zeros(len(samples), dtype=torch.long)
         for index in range(len(samples)):
             x, self._labels[index], _ = samples[index]
-            self._values[self._starts[index] : ends[index]] = x
+            self.values[self.starts[index] : ends[index]] = x
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def __getitem__(self, index: int) -> SignalSample:
-        start = int(self._starts[index])
-        return SignalSample(self._values[start : start + int(self._steps[index])], int(self._labels[index]), index)
+        start = int(self.starts[index])
+        return SignalSample(self.values[start : start + int(self._steps[index])], int(self._labels[index]), index)
 
     def batch(self, indices: Sequence[int]) -> SignalBatch:
         """Returns the same batch as `Signals.collate` for these samples."""
@@ -124,8 +127,8 @@ class SamplesInRam(Dataset[SignalSample]):
         steps = self._steps[index]
         places = torch.arange(int(steps.max()))
         mask = places < steps[:, None]
-        rows = torch.where(mask, self._starts[index][:, None] + places, self._zeros)
-        x = self._values.index_select(0, rows.flatten()).view(*rows.shape, -1)
+        rows = torch.where(mask, self.starts[index][:, None] + places, self._zeros)
+        x = self.values.index_select(0, rows.flatten()).view(*rows.shape, -1)
         return {"x": x, "mask": mask, "lengths": HostLengths(steps), "index": index, "labels": self._labels[index]}
 
 
@@ -301,12 +304,12 @@ class Signals:
         return int(config.knobs.phase_rounds) if config.knobs.encoder_frac else 1
 
     def augment(
-        self, batch: SignalBatch, keys: Tensor, config: Config, phase: str, kept: Kept | None = None
+        self, batch: SignalBatch, keys: Tensor, config: Config, phase: str, kept: Mapping[str, Any] | None = None
     ) -> SignalBatch:
         """Returns the disturbed batch; in the encoder's phase two views of each sample, and references, without labels.
 
         References depend on the epoch alone, so that all micro-batches of an epoch have the same. With the knob
-        `cached_augmentations` a sample's key chooses one of its variants; `kept` has them, by the phase.
+        `cached_augmentations` a sample's key chooses one of its variants; `kept` has all in RAM, by phase.
         """
         views = self._views(batch, keys, config, phase, kept)
         if phase != "encoder":
@@ -326,7 +329,7 @@ class Signals:
         return {"x": x, "mask": mask, "lengths": HostLengths(steps), "index": batch["index"], "others": others}
 
     @staticmethod
-    def _views(batch: SignalBatch, keys: Tensor, config: Config, phase: str, kept: Kept | None) -> Tensor:
+    def _views(batch: SignalBatch, keys: Tensor, config: Config, phase: str, kept: Mapping[str, Any] | None) -> Tensor:
         """Returns the disturbed samples; in the encoder's phase two views of each, the first ones before the second."""
         x, mask, index, count = batch["x"], batch["mask"], batch["index"], config.knobs.cached_augmentations
         number, views = keys.remainder(max(1, count)), 2 if phase == "encoder" else 1
