@@ -1,13 +1,13 @@
 """Classification of sequences of unequal length: convolutions, then a bidirectional LSTM, then a classifier.
 
-Data: a folder of .npy files (data/npy_sequences.py); without one, spoken digits (data/spoken_digits.py), written once
-into such a folder. Channels are normalised by the mean and deviation of the training split.
+Data: a folder of .npy files or an HDF5 file (data/npy_sequences.py), else spoken digits (data/spoken_digits.py),
+written once as such a folder. Channels are normalised by the mean and deviation of the training split.
 Model: two convolutions over time, and the states of an LSTM (Hochreiter and Schmidhuber 1997) after the last true step
 and, read backwards, after the first. Its output depends neither on padding nor on the other samples of a batch.
-Two phases. "encoder", a share `encoder_frac` of the samples, without labels: two views of a sample, with noise, masked
-spans of time and masked channels (Park et al., SpecAugment, arXiv 1904.08779), are to be nearer to each other than to
-other samples (InfoNCE: van den Oord et al., 1807.03748; views: Chen et al., SimCLR, 2002.05709). "classifier":
-cross-entropy on lightly disturbed samples; all weights continue to train.
+Two phases, `phase_rounds` times. "encoder", a share `encoder_frac` of the samples, without labels: two views of a
+sample, with noise, masked spans of time and masked channels (Park et al., SpecAugment, arXiv 1904.08779), are to be
+nearer to each other than to other samples (InfoNCE: van den Oord et al., 1807.03748; views: Chen et al., SimCLR,
+2002.05709). "classifier": cross-entropy on lightly disturbed samples; all weights continue to train.
 
 Usually the other samples are the rest of the batch. A smaller micro-batch is then an easier task: halving it after an
 out-of-memory error would change what is learned. Here they are `REFERENCES` training samples, the same for a whole
@@ -246,7 +246,7 @@ class Signals:
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     knobs: ClassVar[Mapping[str, Knob]] = OURS["signals"].own
     options: ClassVar[Options] = {
-        "data": None,  # folder of .npy files; None is spoken digits
+        "data": None,  # folder of .npy files, or an .h5 file; None is spoken digits
         "val_frac": None,  # share of the training files to validate on; None is the folder's own val or test split
         "max_train_samples": None,
         "max_val_samples": None,
