@@ -60,9 +60,8 @@ class Workload(Protocol):
                                             (knob `device_augmentation`); draws random numbers by `trainables.draws`
                                             from `keys`, int64, (batch,), one for each sample in the order of `collate`;
                                             a key depends on seed, epoch and the sample's index alone;
-      `kept_augment(config, keep) -> Augment`   an `augment` for loader processes that gives the same and looks some of
-                                            it up: `keep(dataset)` returns a data set in RAM, or ends the call if that
-                                            is too large, and `augment` is used;
+      `kept_augment(config, keep) -> Augment`   an `augment` for loader processes that gives the same sooner, by what
+                                            `keep(dataset)` keeps in RAM; `augment` is used if that is too large;
       `phases(config) -> Mapping[str, float]`   phases of a run in order -> share of its training samples; the learning
                                             rate schedule restarts in each; default: one, "";
       `phase_rounds(config) -> int`         how often the phases come, in turns and equally long; default: once;

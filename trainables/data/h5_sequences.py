@@ -38,11 +38,10 @@ def places(file: Path, splits: Iterable[str]) -> dict[str, list[tuple[Path, str]
     names: list[str] = []
     opened(file).visititems(lambda name, item: names.append(name) if hasattr(item, "dtype") else None)
     parts: dict[str, list[tuple[Path, str]]] = {split: [] for split in splits}
-    for split, *inside in (name.split("/") for name in names):
-        if split in parts and len(inside) != 2:
+    for split, *inside in (name.split("/") for name in names if name.split("/")[0] in parts):
+        if len(inside) != 2:
             raise wrong(file.joinpath(split, *inside), "an array", _LAYOUT, remedy=OTHER_LAYOUTS)
-        if split in parts:
-            parts[split].append((file.joinpath(split, *inside), inside[0]))
+        parts[split].append((file.joinpath(split, *inside), inside[0]))
     if not parts["train"]:
         raise wrong(file, f"arrays at {', '.join(names[:8]) or 'no place'}", _LAYOUT, remedy=OTHER_LAYOUTS)
     return parts

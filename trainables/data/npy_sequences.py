@@ -67,7 +67,7 @@ def load(recording: Recording) -> NDArray[np.float32]:
     """Returns the recording's numbers, float32, shape (time, channel); raises DataError for one that is not finite."""
     try:
         with np.errstate(over="ignore"):  # what a float32 cannot hold is infinite, and refused below
-            values = np.array(_mapped(recording.path), dtype=np.float32, order="C")
+            values = np.array(_mapped(recording.path)[...], dtype=np.float32, order="C")
     except OSError as error:  # of HDF5, which reads the numbers here
         raise DataError(f"{recording.path}: found {error}; allowed: {_ARRAY}") from None
     if values.shape != (recording.steps, recording.channels):
