@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -52,15 +52,19 @@ def built_in(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimize
         nesterov = knobs.nesterov and knobs.momentum > 0  # torch refuses it without momentum
         return torch.optim.SGD(ready, momentum=knobs.momentum, nesterov=nesterov)
     if knobs.optimizer == "adamw8bit":
-        try:
-            with without_hub_kernels():
-                import bitsandbytes  # an optional package of 125 MB, for this knob alone
-        except ImportError:
-            raise WorkloadError(
-                "knobs.optimizer=adamw8bit needs the package bitsandbytes: pip install 'cardtune[quant]'"
-            ) from None
-        return cast(torch.optim.Optimizer, bitsandbytes.optim.AdamW8bit(ready))
+        return adamw_8bit()(ready)
     return torch.optim.AdamW(ready, fused=True if knobs.fused_optimizer else None)
+
+
+def adamw_8bit() -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:
+    """Returns bitsandbytes' AdamW of 8 bits; raises WorkloadError. A trace of memory puts its own in this place."""
+    try:
+        with without_hub_kernels():
+            import bitsandbytes  # an optional package of 125 MB, for this knob alone
+    except ImportError:
+        what = "knobs.optimizer=adamw8bit needs the package bitsandbytes: pip install 'cardtune[quant]'"
+        raise WorkloadError(what) from None
+    return cast(Callable[[list[dict[str, Any]]], torch.optim.Optimizer], bitsandbytes.optim.AdamW8bit)
 
 
 def facts(optimizer: torch.optim.Optimizer) -> Seen:
