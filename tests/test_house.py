@@ -210,10 +210,10 @@ MOST_LINES = {
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_520,
     "tuning/workers/*.py": 5_310,
-    "trainables/*.py": 14_040,
+    "trainables/*.py": 14_050,
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 780,
-    "tests/trainables/*.py": 8_850,
+    "tests/trainables/*.py": 8_860,
     "tests/tuning/*.py": 16_290,
 }
 
