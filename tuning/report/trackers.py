@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optuna.study import get_all_study_summaries
-
 from tuning.config.errors import ConfigError, PreflightError, TuningError
 from tuning.journal.events import Config
 from tuning.journal.run import History
@@ -103,9 +101,9 @@ class OptunaStorage(Tracker):
 
     def take(self, run: History, found: Summary) -> int:
         """Returns how many trials were written."""
-        known = {one.study_name: one.n_trials for one in get_all_study_summaries(self._storage)}
-        study = optuna_study.mirrored(run, self._name, self._storage)
-        return len(study.get_trials(deepcopy=False)) - known.get(self._name, 0)
+        before = optuna_study.trials_in(self._storage, self._name)
+        optuna_study.mirrored(run, self._name, self._storage)
+        return optuna_study.trials_in(self._storage, self._name) - before
 
     def has(self, name: str) -> bool:
         """Returns False: a study knows its own trials."""

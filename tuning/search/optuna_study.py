@@ -12,6 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.storages import BaseStorage, JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection as Direction
+from optuna.study import get_all_study_summaries
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from tuning.config.errors import ConfigError
@@ -63,6 +64,11 @@ def opened(url: str) -> BaseStorage:
     except Exception as error:  # whatever a database's driver raises
         what = f"--storage {url} cannot be opened: {error}"
         raise ConfigError(what[:300], remedy="a file, or a URL such as sqlite:///optuna.db") from error
+
+
+def trials_in(storage: BaseStorage, name: str) -> int:
+    """Returns how many trials the study of this name has, 0 if there is none."""
+    return next((one.n_trials for one in get_all_study_summaries(storage) if one.study_name == name), 0)
 
 
 def importances_of(run: History) -> Importances:
