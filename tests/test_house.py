@@ -197,7 +197,7 @@ def test_network_guard_stops_other_machines_only() -> None:
 
 # Lines of Python that each part of the house may have, rounded up to 10. They only go down: the next aim is 28,500 of
 # source and 20,500 of tests. A change that needs more takes them from somewhere else. Commands as workloads (800
-# lines), the five documents (1,150) and replies and trackers (400) have not done so.
+# lines), the five documents (960), and replies, importances and trackers (660) have not done so.
 MOST_LINES = {
     "tuning/cli/*.py": 3_050,
     "tuning/config/*.py": 2_590,
@@ -205,15 +205,15 @@ MOST_LINES = {
     "tuning/memory/*.py": 3_370,
     "tuning/outside/*.py": 510,
     "tuning/ray/*.py": 870,
-    "tuning/report/*.py": 3_520,
+    "tuning/report/*.py": 3_510,
     "tuning/search/*.py": 3_880,
     "tuning/stats/*.py": 180,
     "tuning/study/*.py": 1_520,
     "tuning/workers/*.py": 5_310,
-    "trainables/*.py": 14_050,
+    "trainables/*.py": 13_970,
     "tests/benchmarks/*.py": 490,
     "tests/golden/*.py": 780,
-    "tests/trainables/*.py": 8_860,
+    "tests/trainables/*.py": 8_830,
     "tests/tuning/*.py": 16_290,
 }
 

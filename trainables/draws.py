@@ -31,11 +31,6 @@ def keys(seed: int, epoch: int, index: Tensor) -> Tensor:
     return _mix(index + _signed(epoch_bits + _GAMMA & _MASK))
 
 
-def variants(seed: int, index: Tensor, count: int) -> Tensor:
-    """Returns the keys, int64, shape (batch, count), of `count` variants of samples `index`, alike in every epoch."""
-    return torch.stack([keys(seed, -1 - number, index) for number in range(count)], dim=1)
-
-
 def beside(key: Tensor, index: Tensor, others: Tensor) -> Tensor:
     """Returns the keys, int64, shape (count,), of samples `others` in the epoch in which sample `index` has `key`.
 

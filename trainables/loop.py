@@ -79,7 +79,7 @@ def _steps(state: State, report: Report) -> None:
     workload, device = resident.workload, state.device
     dataset = resident.dataset(config, "train")
     lengths = resident.lengths(config, "train") if knobs.length_bucketing else None
-    loader = batches.Loader(dataset, config, collate_of(workload), resident.augment(config))
+    loader = batches.Loader(dataset, config, collate_of(workload), augment_of(workload))
     transfer = batches.Transfer(knobs, device)
     timetable = Timetable(phases(workload, config), plan, knobs.batch_size, phase_rounds(workload, config))
     milestones = [m for m in plan.milestones if m > state.samples]

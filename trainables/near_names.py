@@ -9,7 +9,7 @@ from typing import Any
 
 HOOKS = (
     *("model", "dataset", "loss", "evaluate", "collate", "length", "augment", "phases", "parameter_groups"),
-    *("optimizer", "schedule", "blocks", "baselines", "phase_rounds", "kept_augment"),
+    *("optimizer", "schedule", "blocks", "baselines", "phase_rounds"),
 )
 """The methods of the contract."""
 ATTRIBUTES = ("objectives", "default_space", "options", "knobs")

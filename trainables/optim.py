@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainables.knob_columns import Seen
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
-from trainables.workload import Config, Workload, WorkloadError, parameter_groups
+from trainables.workload import Config, ParameterGroup, Workload, WorkloadError, parameter_groups
 
 LEAST_NUMBERS, BLOCK_NUMBERS, MAP_NUMBERS = 4096, 256, 256
 """AdamW of 8 bits: tensors below LEAST_NUMBERS have 32-bit moments; each block has a scale; tensors share a map."""
@@ -37,7 +37,7 @@ def prepared(workload: Workload, model: nn.Module, config: Config) -> torch.opti
     return optimizer
 
 
-def built_in(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimizer:
+def built_in(groups: list[ParameterGroup], knobs: Knobs) -> torch.optim.Optimizer:
     """Returns AdamW (Loshchilov and Hutter, arXiv 1711.05101) or SGD over the groups, at the knob's learning rate.
 
     A group's `lr_scale` multiplies the knob's rate, and its `weight_decay` replaces the knob's. Without
@@ -56,7 +56,7 @@ def built_in(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimize
     return torch.optim.AdamW(ready, fused=True if knobs.fused_optimizer else None)
 
 
-def adamw_8bit() -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:
+def adamw_8bit() -> Callable[[list[ParameterGroup]], torch.optim.Optimizer]:
     """Returns bitsandbytes' AdamW of 8 bits; raises WorkloadError. A trace of memory puts its own in this place."""
     try:
         with without_hub_kernels():
@@ -64,7 +64,7 @@ def adamw_8bit() -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:
     except ImportError:
         what = "knobs.optimizer=adamw8bit needs the package bitsandbytes: pip install 'cardtune[quant]'"
         raise WorkloadError(what) from None
-    return cast(Callable[[list[dict[str, Any]]], torch.optim.Optimizer], bitsandbytes.optim.AdamW8bit)
+    return cast(Callable[[list[ParameterGroup]], torch.optim.Optimizer], bitsandbytes.optim.AdamW8bit)
 
 
 def facts(optimizer: torch.optim.Optimizer) -> Seen:

@@ -35,12 +35,6 @@ ROWS: Mapping[str, Knob] = {
         "Strength of the augmentation, as a multiple of the workload's own; 0 is none.",
         memory="minor", span="augment",
     ),
-    "cached_augmentations": Knob(
-        0, "both", Domain(int, low=0, high=64),
-        "So many augmented variants of each sample are drawn once, and an epoch takes one of them; 0 draws each anew. "
-        "They are kept in RAM if they fit there and augmentation is the loader's; they save time after as many epochs.",
-        memory="none", span="augment",
-    ),
     "dropout": Knob(
         0.1, "learning", Domain(float, low=0.0, high=0.9), "Dropout of the layers the workload adds.",
         memory="minor", span="none", shapes_model=True,
@@ -95,7 +89,7 @@ _KNOBS_OF: Mapping[str, tuple[str, ...]] = {
     "pointer": ("network", "hidden_size", "dropout", "augmentation", "inplace_augmentation"),
     "signals": (
         *("encoder_frac", "phase_rounds", "hidden_size", "sequence_packing", "dropout", "augmentation"),
-        *("cached_augmentations", "inplace_augmentation"),
+        "inplace_augmentation",
     ),
     "temporal": ("architecture", "hidden_size", "dropout"),
 }

@@ -6,14 +6,12 @@ initial weights. Frozen weights, which training does not change, are neither cop
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
 import weakref
 from collections import deque
 from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +23,7 @@ from trainables.knobs import ReadKnobs
 from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
 from trainables.validation import validation_loader
-from trainables.workload import Augment, Batch, Config, HookFailed, Split, Workload, augment_of, collate_of
+from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 MARKED = 1000
@@ -40,7 +38,7 @@ class Resident:
         self.meter = LiveBytes()
         """Counts all runs of this process on a CPU: memory that one run does not free counts for the next."""
         self.cache_limits = CacheLimits()
-        """Limits of `ram_cache` and of `kept_augment`; infinite until the owner of the process sets them."""
+        """Limits of `ram_cache`; infinite until the owner of the process sets them."""
         self._data: dict[Hashable, Dataset[Any]] = {}
         self._lengths: dict[Hashable, list[int] | None] = {}
         self._model: nn.Module | None = None
@@ -145,14 +143,6 @@ class Resident:
                     raise
                 self._data[cached] = self._data[key]
         return self._data[cached]
-
-    def augment(self, config: Config) -> Augment | None:
-        """Returns the workload's `augment` for its loader: by `kept_augment` unless RAM or time do not allow it."""
-        hook = getattr(self.workload, "kept_augment", None)
-        if hook is not None and not config.knobs.device_augmentation:
-            with contextlib.suppress(CacheTooLarge):
-                return cast(Augment, hook(config, functools.partial(Cached, limits=self.cache_limits)))
-        return augment_of(self.workload)
 
     def lengths(self, config: Config, split: Split) -> list[int] | None:
         """Returns each sample's length, measured once, or None if the workload has no measure of it."""

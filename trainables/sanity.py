@@ -22,7 +22,7 @@ from trainables.batches import size_of
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.state import LOSS, Diverged
-from trainables.workload import Augment, Config, HookFailed, Split, augment_of
+from trainables.workload import Config, HookFailed, Split
 
 FEW = 8
 """Samples of each split in the first test."""
@@ -107,10 +107,6 @@ class Few(Resident):
     def dataset(self, config: Config, split: Split) -> Dataset[Any]:
         """Returns samples spread evenly over the split."""
         return _FewSamples(self._whole.dataset(config, split), self._sizes[split], split)
-
-    def augment(self, config: Config) -> Augment | None:
-        """Returns the workload's `augment`: to keep what it gives for all samples would take longer."""
-        return augment_of(self.workload)
 
 
 class _FewSamples(Dataset[Any]):

@@ -16,10 +16,12 @@ from trainables.our_knobs import BUILT_IN as BUILT_IN
 
 if TYPE_CHECKING:  # torch takes seconds to import, which code that only looks up a workload does not need
     from torch import Tensor, nn
-    from torch.nn import Module as Module
+    from torch.nn import Module as Module  # tuning.api names it, and may not import torch
     from torch.utils.data import Dataset
 
 Split = Literal["train", "val"]
+ParameterGroup = dict[str, Any]
+"""Parameters and settings of an optimiser, as torch takes them."""
 Batch = Any
 """The result of `collate`: a tensor, or tuples, lists and dicts of tensors."""
 SPLIT_SEED = 0
@@ -60,8 +62,6 @@ class Workload(Protocol):
                                             (knob `device_augmentation`); draws random numbers by `trainables.draws`
                                             from `keys`, int64, (batch,), one for each sample in the order of `collate`;
                                             a key depends on seed, epoch and the sample's index alone;
-      `kept_augment(config, keep) -> Augment`   an `augment` for loader processes that gives the same sooner, by what
-                                            `keep(dataset)` keeps in RAM; `augment` is used if that is too large;
       `phases(config) -> Mapping[str, float]`   phases of a run in order -> share of its training samples; the learning
                                             rate schedule restarts in each; default: one, "";
       `phase_rounds(config) -> int`         how often the phases come, in turns and equally long; default: once;
@@ -224,11 +224,11 @@ def phase_rounds(workload: Workload, config: Config) -> int:
     return int(getattr(workload, "phase_rounds", lambda _: 1)(config))
 
 
-def parameter_groups(workload: Workload, model: nn.Module, config: Config) -> list[dict[str, Any]]:
+def parameter_groups(workload: Workload, model: nn.Module, config: Config) -> list[ParameterGroup]:
     """Returns the optimiser's parameter groups: the workload's own, or one group of all trainable parameters."""
     hook = getattr(workload, "parameter_groups", None)
     if hook is not None:
-        return cast(list[dict[str, Any]], hook(model, config))
+        return cast(list[ParameterGroup], hook(model, config))
     return [{"params": [p for p in model.parameters() if p.requires_grad]}]
 
 

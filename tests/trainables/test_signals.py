@@ -1,7 +1,6 @@
 """The signals workload: nothing depends on padding, on the place in a batch, or on where a batch is cut."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from tests.fakes import heard, knobs_of
 from trainables.data import npy_sequences
 from trainables.loop import prepare, train
 from trainables.plan import Plan
-from trainables.ram_cache import CacheLimits
 from trainables.resident import Resident
 from trainables.workload import Config, phases
 from trainables.workloads import signals
@@ -215,34 +213,6 @@ def test_both_phases_learn(config):
 def test_bfloat16_and_float16_run_both_phases(config, amp_dtype, packed):
     weights = run(config, samples=32, amp_dtype=amp_dtype, sequence_packing=packed)
     assert all(torch.isfinite(w).all() for w in weights)
-
-
-@pytest.mark.parametrize("encoder_frac", [0.0, 0.5])
-def test_variants_in_ram_are_those_that_are_drawn(config, encoder_frac):
-    asked = {"encoder_frac": encoder_frac, "cached_augmentations": 2}
-    in_ram, drawn = run(config, **asked), run(config, **asked, device_augmentation=True)  # here the device is the host
-    assert all(map(torch.equal, in_ram, drawn))
-    assert not all(map(torch.equal, in_ram, run(config, encoder_frac=encoder_frac)))
-
-
-def test_a_sample_has_as_many_variants_as_are_asked_for(config):
-    asked, resident = config.with_knobs(cached_augmentations=3), Resident(Signals())
-    augment = resident.augment(asked)
-    for phase in ("encoder", "classifier"):
-        batches = [batch_of(config, 5, 9) for _ in range(40)]
-        keys = [signals.draws.keys(0, epoch, torch.tensor([5, 9])) for epoch in range(40)]
-        found = [augment(b, k, asked, phase)["x"][0] for b, k in zip(batches, keys, strict=True)]
-        assert len({tuple(x.flatten().tolist()) for x in found}) == 3
-    other = resident.augment(replace(asked, seed=1))(batch_of(config, 5), keys[0][:1], asked, "classifier")["x"][0]
-    assert not any(torch.equal(other, x[: len(other)]) for x in found)
-
-
-def test_variants_that_do_not_fit_in_ram_are_drawn(config):
-    resident = Resident(Signals())
-    resident.cache_limits = CacheLimits(free_bytes=lambda: 2.0)
-    asked, batch = config.with_knobs(cached_augmentations=2), batch_of(config, 3, 4)
-    found = resident.augment(asked)(batch, keys_of(2), asked, "encoder")
-    assert torch.equal(found["x"], Resident(Signals()).augment(asked)(batch, keys_of(2), asked, "encoder")["x"])
 
 
 def test_baselines_are_what_they_say(tmp_path):

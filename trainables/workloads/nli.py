@@ -37,7 +37,7 @@ from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
 from trainables.our_knobs import OURS
 from trainables.packing import Packed, Packing, attending, plan
-from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
+from trainables.workload import SPLIT_SEED, Config, ParameterGroup, Split, WorkloadError, options_of
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the loader works in parallel, by forked processes
 try:
@@ -264,9 +264,9 @@ class Nli:
         width = backbone.config.get_text_config().hidden_size
         return Classifier(_add_adapters(backbone, config), width, _is_decoder(backbone.config), config.knobs)
 
-    def parameter_groups(self, model: nn.Module, config: Config) -> list[dict[str, Any]]:
+    def parameter_groups(self, model: nn.Module, config: Config) -> list[ParameterGroup]:
         """Returns parameter groups: the head at twice the rate; biases, norms and DoRA's magnitudes without decay."""
-        groups: dict[tuple[float, bool], dict[str, Any]] = {}
+        groups: dict[tuple[float, bool], ParameterGroup] = {}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 scale = 2.0 if name.startswith("head.") else 1.0

@@ -19,9 +19,8 @@ and other steps of the same sample did worse than no training.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
@@ -38,7 +37,7 @@ from trainables.data import npy_sequences, spoken_digits
 from trainables.data.npy_sequences import Recording
 from trainables.knob_columns import Domain, Knob, Options
 from trainables.our_knobs import OURS
-from trainables.workload import SPLIT_SEED, Augment, Config, Split, options_of, phases
+from trainables.workload import SPLIT_SEED, Config, Split, options_of
 
 TEMPERATURE = 0.2
 NOISE, SPANS, SPAN_FRAC, CHANNEL_FRAC = 0.3, 2, 0.25, 0.2
@@ -80,24 +79,6 @@ class Samples(Dataset[SignalSample]):
         return SamplesInRam(self)
 
 
-class Varied(Samples):
-    """Samples, once for each variant, that are disturbed in RAM: `keys`, (samples, variants), in the same order."""
-
-    def __init__(self, samples: Samples, keys: Tensor, strength: float) -> None:
-        recordings = [recording for recording in samples.recordings for _ in range(keys.shape[1])]
-        super().__init__(recordings, samples.classes, samples.mean, samples.scale)
-        self._keys, self._strength = keys.flatten(), strength
-
-    def in_ram(self) -> SamplesInRam:
-        """Returns all of them, disturbed 256 at a time: with one at a time it took 2.7 times as long."""
-        kept = super().in_ram()
-        for part in torch.arange(len(self)).split(256):
-            batch = kept.batch(part.tolist())
-            x = disturbed(batch["x"], batch["mask"], self._keys[part], self._strength, in_place=True)[batch["mask"]]
-            kept.values[kept.starts[part[0]] :][: len(x)] = x
-        return kept
-
-
 class SamplesInRam(Dataset[SignalSample]):
     """All samples end to end in one tensor, and a final step of zeros for padding.
 
@@ -107,19 +88,19 @@ class SamplesInRam(Dataset[SignalSample]):
     def __init__(self, samples: Samples) -> None:
         self._steps = torch.tensor([recording.steps for recording in samples.recordings])
         ends = self._steps.cumsum(0)
-        self.starts, self._zeros = ends - self._steps, int(ends[-1])
-        self.values = torch.zeros(self._zeros + 1, len(samples.mean))
+        self._starts, self._zeros = ends - self._steps, int(ends[-1])
+        self._values = torch.zeros(self._zeros + 1, len(samples.mean))
         self._labels = torch.zeros(len(samples), dtype=torch.long)
         for index in range(len(samples)):
             x, self._labels[index], _ = samples[index]
-            self.values[self.starts[index] : ends[index]] = x
+            self._values[self._starts[index] : ends[index]] = x
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def __getitem__(self, index: int) -> SignalSample:
-        start = int(self.starts[index])
-        return SignalSample(self.values[start : start + int(self._steps[index])], int(self._labels[index]), index)
+        start = int(self._starts[index])
+        return SignalSample(self._values[start : start + int(self._steps[index])], int(self._labels[index]), index)
 
     def batch(self, indices: Sequence[int]) -> SignalBatch:
         """Returns the same batch as `Signals.collate` for these samples."""
@@ -127,8 +108,8 @@ class SamplesInRam(Dataset[SignalSample]):
         steps = self._steps[index]
         places = torch.arange(int(steps.max()))
         mask = places < steps[:, None]
-        rows = torch.where(mask, self.starts[index][:, None] + places, self._zeros)
-        x = self.values.index_select(0, rows.flatten()).view(*rows.shape, -1)
+        rows = torch.where(mask, self._starts[index][:, None] + places, self._zeros)
+        x = self._values.index_select(0, rows.flatten()).view(*rows.shape, -1)
         return {"x": x, "mask": mask, "lengths": HostLengths(steps), "index": index, "labels": self._labels[index]}
 
 
@@ -220,11 +201,6 @@ def disturbed(x: Tensor, mask: Tensor, keys: Tensor, strength: float, in_place: 
     return x.add_(noise).mul_(keep) if in_place else (x + noise) * keep
 
 
-def _strength(config: Config, phase: str) -> float:
-    """Returns the strength of the disturbance in a phase."""
-    return float(config.knobs.augmentation) * (1.0 if phase == "encoder" else LIGHT)
-
-
 def contrast(code: Tensor, index: Tensor, others: Tensor) -> Tensor:
     """Returns the mean InfoNCE of codes (2 * batch + references, width): first views, second views, references.
 
@@ -260,8 +236,6 @@ class Signals:
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], dict[Split, Samples]] = {}
         self._references: dict[tuple[Any, ...], References] = {}
-        self._kept_key: tuple[Any, ...] = ()
-        self._kept: dict[str, Any] = {}
 
     def dataset(self, config: Config, split: Split) -> Samples:
         """Returns the split, the same for every seed; files are listed once. Raises DataError."""
@@ -303,17 +277,16 @@ class Signals:
         """Returns how often both phases come, in turns."""
         return int(config.knobs.phase_rounds) if config.knobs.encoder_frac else 1
 
-    def augment(
-        self, batch: SignalBatch, keys: Tensor, config: Config, phase: str, kept: Mapping[str, Any] | None = None
-    ) -> SignalBatch:
+    def augment(self, batch: SignalBatch, keys: Tensor, config: Config, phase: str) -> SignalBatch:
         """Returns the disturbed batch; in the encoder's phase two views of each sample, and references, without labels.
 
-        References depend on the epoch alone, so that all micro-batches of an epoch have the same. With the knob
-        `cached_augmentations` a sample's key chooses one of its variants; `kept` has all in RAM, by phase.
+        References depend on the epoch alone, so that all micro-batches of an epoch have the same.
         """
-        views = self._views(batch, keys, config, phase, kept)
+        knobs = config.knobs
         if phase != "encoder":
-            return {**batch, "x": views}
+            strength = LIGHT * knobs.augmentation
+            x = disturbed(batch["x"], batch["mask"], keys, strength, knobs.inplace_augmentation)
+            return {**batch, "x": x}
         pool, first = self._pool(config, keys.device), (keys[:1], batch["index"][:1])
         rows = torch.arange(len(pool.steps), device=keys.device)
         epoch = draws.beside(*first, torch.full((1,), -1, device=keys.device))
@@ -321,40 +294,14 @@ class Signals:
         others = pool.index[rows, chosen]
         steps = torch.cat([batch["lengths"].steps] * 2 + [pool.steps])
         longest = int(steps.max())
-        within = (torch.arange(pool.x.shape[2]) < pool.steps[:, None]).to(keys.device, non_blocking=True)
-        far = disturbed(pool.x[rows, chosen], within, draws.beside(*first, others), _strength(config, phase), True)
-        x = torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in (views, far)])
-        masks = [batch["mask"], batch["mask"], within]
+        parts = [batch["x"], batch["x"], pool.x[rows, chosen]]
+        x = torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
+        within = torch.arange(pool.x.shape[2]) < pool.steps[:, None]
+        masks = [batch["mask"], batch["mask"], within.to(keys.device, non_blocking=True)]
         mask = torch.cat([F.pad(part, (0, longest - part.shape[1])) for part in masks])
+        keys = torch.cat([keys, ~keys, draws.beside(*first, others)])  # another key makes another view
+        x = disturbed(x, mask, keys, knobs.augmentation, knobs.inplace_augmentation)
         return {"x": x, "mask": mask, "lengths": HostLengths(steps), "index": batch["index"], "others": others}
-
-    @staticmethod
-    def _views(batch: SignalBatch, keys: Tensor, config: Config, phase: str, kept: Mapping[str, Any] | None) -> Tensor:
-        """Returns the disturbed samples; in the encoder's phase two views of each, the first ones before the second."""
-        x, mask, index, count = batch["x"], batch["mask"], batch["index"], config.knobs.cached_augmentations
-        number, views = keys.remainder(max(1, count)), 2 if phase == "encoder" else 1
-        if kept:
-            rows = [index * count * views + number + count * view for view in range(views)]
-            return cast(Tensor, kept[phase].batch(torch.cat(rows).tolist())["x"])
-        if count:
-            keys = draws.variants(config.seed, index, count).gather(1, number[:, None])[:, 0]
-        if views == 1:
-            return disturbed(x, mask, keys, _strength(config, phase), config.knobs.inplace_augmentation)
-        keys = torch.cat([keys, ~keys])  # another key makes another view
-        return disturbed(torch.cat([x, x]), torch.cat([mask, mask]), keys, _strength(config, phase), in_place=True)
-
-    def kept_augment(self, config: Config, keep: Callable[[Dataset[Any]], Any]) -> Augment:
-        """Returns `augment` with all variants of all samples in RAM; those of the latest configuration stay there."""
-        knobs, train, count = config.knobs, self.dataset(config, "train"), config.knobs.cached_augmentations
-        key = (*options_of(self, config).values(), config.seed, count, knobs.augmentation, knobs.encoder_frac > 0)
-        if key != self._kept_key:
-            self._kept_key, self._kept = (), {}
-            keys = draws.variants(config.seed, torch.arange(len(train)), count) if count else torch.empty(0)
-            for phase in phases(self, config) if count and knobs.augmentation else ():
-                own = torch.cat([keys, ~keys], dim=1) if phase == "encoder" else keys
-                self._kept[phase] = keep(Varied(train, own, _strength(config, phase)))
-            self._kept_key = key
-        return functools.partial(self.augment, kept=self._kept)
 
     def _pool(self, config: Config, device: torch.device) -> References:
         """Returns the pool of references: training samples of all lengths, in groups of `CHOICES` of similar length.
