@@ -20,6 +20,7 @@ from trainables.batches import fork_workers, size_of
 from trainables.own_count import OwnResident
 from trainables.source import source_hash
 from trainables.workload import WorkloadError
+from tuning.cli.replies import VERSION
 from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import console, line, show
 from tuning.cli.training_job import MODEL, RESULT, TrainCommand, TrainingJob, TrainingResult, telling, train
@@ -65,7 +66,7 @@ def begin(best: Best, command: TrainCommand) -> int:
         line(messages, interrupted.go_on or f"begin again with: {command.line()}")
         return 128 + interrupted.signum
     if command.as_json:
-        print(json.dumps(asdict(result)))
+        print(json.dumps({"schema": VERSION, **asdict(result)}))
     else:
         _say(result, best, command.out, session)
     return 0
