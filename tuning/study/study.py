@@ -42,6 +42,7 @@ from tuning.search.confirm import SHARE
 from tuning.search.probe import ProbeStage, left_out
 from tuning.search.protocols import TrialPlan
 from tuning.search.scheduler import SearchTerms, TrialScheduler
+from tuning.search.selection import fastest_probed
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
 from tuning.study.picking import PickStage, nothing_usable, require_independent, require_sound
@@ -349,14 +350,20 @@ class _Study:
                 profiler.deadline = self._limits.ends_at
                 self._pick_stage().train_reference(profiler, count)
                 require_independent(self._run)
+            is_timed_again = False
             while True:
                 before = len(self._run.begun)
                 scheduler = self._run_trials(profiler, setting, plan, terms)
-                if not self._goes_on(scheduler, plan, terms) or len(self._run.begun) == before:
+                if not self._goes_on(scheduler, plan, terms):
                     break
-                # What looked good by one seed often is not: fresh seeds, and then the search again with what they say.
                 profiler.deadline = self._limits.ends_at
-                self._pick_stage().train_again(profiler, terms.deadline or math.inf)
+                if not self._run.searched and not is_timed_again:
+                    is_timed_again = True
+                    self._probe_again(profiler, terms)
+                elif len(self._run.begun) == before:
+                    break
+                else:  # what looked good by one seed often is not: fresh seeds, and then the search again
+                    self._pick_stage().train_again(profiler, terms.deadline or math.inf)
             require_independent(self._run)
             if scheduler.only_crashes:
                 raise self._nothing_usable()
@@ -387,6 +394,17 @@ class _Study:
         """
         has_time = terms.deadline is not None and time.monotonic() < terms.deadline
         return scheduler.has_nothing_better and self._is_here(plan) and has_time and not scheduler.only_crashes
+
+    def _probe_again(self, profiler: Worker, terms: SearchTerms) -> None:
+        """Repeats the fastest probes and that of the reference in turns: by single ones nothing is worth a trial."""
+        self._terminal.doing("no trial is expected to be faster: the fastest probes and the reference are repeated in turns")
+        reference, cap_bytes = terms.reference or groups.defaults(self._space), self._limits.cap_bytes()
+        compared, learned = [reference], groups.guard(self._run, cap_bytes)
+        if (system := fastest_probed(self._run, self._config.space, learned, reference)) is not None:
+            compared.append(system)
+        budget, left_s = self._config.budget.probe, (terms.deadline or math.inf) - time.monotonic()
+        budget = budget.model_copy(update={"max_time_s": min(budget.max_time_s, left_s)})
+        ProbeStage(profiler, self._space, self._journal, learned, budget).again(compared, self._told)
 
     def _is_here(self, plan: TrialPlan) -> bool:
         """Returns whether trials run one at a time, in the process that also probes."""

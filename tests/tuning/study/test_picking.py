@@ -62,6 +62,27 @@ def test_study_ends_with_the_right_kind_of_pick(tmp_path: Path, case: str) -> No
         assert made.run.is_finished
 
 
+class Flattering(Learning):
+    """A machine whose first probe, that of the reference, comes out too fast; two loader processes save a tenth."""
+
+    def micro_step_s(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns the same for each micro-batch."""
+        return 0.9 if knobs.get("num_workers") == 2 else 1.0
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
+        """Returns the formula's speed."""
+        found = super().probe(knobs, time_s, best_samples_per_s)
+        return replace(found, micro_step_s=0.85) if len(self.probed) == 1 else found
+
+
+def test_a_flattered_reference_is_timed_again(tmp_path: Path) -> None:
+    typed = ("knobs.batch_size=32", "knobs.micro_batch_size=32", "knobs.amp_dtype=fp32", "search.max_time=1h")
+    made = opened(tmp_path, *typed, profiler=Flattering()).search().confirm()
+    (pick,), probes = made.run.picks, made.run.probes
+    assert (pick.kind, pick.config["num_workers"]) == ("system", 2), "by its first probe nothing is faster"
+    assert len([probe for probe in probes if probe.config == probes[0].config]) == 3
+
+
 class OutOfTime(Learning):
     """A machine whose time for probes ends in that of eight workers."""
 
