@@ -21,7 +21,7 @@ from tuning.search.race import LEAST_SEEDS, SYSTEM, Finalist, Race
 from tuning.search.rule import Expected, Rule
 from tuning.search.side_by_side import gain, is_as_fast
 from tuning.search.slowing import slowing
-from tuning.search.throughput import Speeds, probed
+from tuning.search.throughput import PROBES_DIFFER, Speeds, probed
 from tuning.search.timing import SETTLE_S
 
 SHARE = 0.3
@@ -136,22 +136,24 @@ def confirm(
 def _entrants(
     race: Race, configs: Mapping[str, dict[str, Scalar]], terms: ConfirmTerms, table: KnobTable
 ) -> dict[str, dict[str, Scalar]]:
-    """Returns who may be the answer, by name: those admitted that are nearly as fast as the first, and the first with
-    the system knobs of today; else the reference with the fastest system knobs.
+    """Returns who may be the answer, by name: those admitted that are nearly as fast as the first, the first with
+    the system knobs of today, and the reference with the fastest system knobs.
     """
     admitted = race.admitted
+    system = {SYSTEM: configs[SYSTEM]} if terms.system is not None and race.allows_system(SYSTEM) else {}
     if not admitted:
-        return {SYSTEM: configs[SYSTEM]} if terms.system is not None and race.allows_system(SYSTEM) else {}
+        return system
     first = race.per_s(admitted[0])
     chosen = [name for name in admitted[:3] if race.per_s(name) >= NEARLY * first]
     found = {name: configs[name] for name in (chosen if terms.rule.goal == "speed" else admitted[:1])}
     # The micro-batch is that of its batch, and today's need not be.
-    system = {n: v for n, v in terms.reference.items() if n in table.system and n != "micro_batch_size"}
-    of_today = {**configs[admitted[0]], **system}
+    old = {n: v for n, v in terms.reference.items() if n in table.system and n != "micro_batch_size"}
+    of_today = {**configs[admitted[0]], **old}
     of_today = {n: v for n, v in of_today.items() if table.is_active(n, of_today)}
     if all(table.whole(own) != table.whole(of_today) for own in found.values()):
         found[admitted[0] + OLD_SYSTEM] = of_today
-    return found
+    is_near = race.per_s(SYSTEM) * PROBES_DIFFER >= first  # by probes alone
+    return found | (system if is_near and terms.rule.goal == "speed" else {})
 
 
 def _fastest(run: History, entrants: Mapping[str, Mapping[str, Scalar]], reference: Config, race: Race) -> str:

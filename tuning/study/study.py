@@ -397,7 +397,9 @@ class _Study:
 
     def _probe_again(self, profiler: Worker, terms: SearchTerms) -> None:
         """Repeats the fastest probes and that of the reference in turns: by single ones nothing is worth a trial."""
-        self._terminal.doing("no trial is expected to be faster: the fastest probes and the reference are repeated in turns")
+        self._terminal.doing(
+            "no trial is expected to be faster: the fastest probes and the reference are repeated in turns"
+        )
         reference, cap_bytes = terms.reference or groups.defaults(self._space), self._limits.cap_bytes()
         compared, learned = [reference], groups.guard(self._run, cap_bytes)
         if (system := fastest_probed(self._run, self._config.space, learned, reference)) is not None:

@@ -83,6 +83,31 @@ def test_a_flattered_reference_is_timed_again(tmp_path: Path) -> None:
     assert len([probe for probe in probes if probe.config == probes[0].config]) == 3
 
 
+class FlatteringLarge(Learning):
+    """A machine on which micro-batches of 64 are probed too fast; two loader processes save a fifth."""
+
+    def micro_step_s(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns more for a larger micro-batch, by less than its samples."""
+        size = min(int(knobs["micro_batch_size"]), int(knobs["batch_size"]))
+        return (size / 32) ** 1.1 * (0.8 if knobs.get("num_workers") == 2 else 1.0)
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> Timed:
+        """Returns a time that is too short."""
+        found = super().probe(knobs, time_s, best_samples_per_s)
+        times = 1.5 if knobs["micro_batch_size"] == 64 else 1.0
+        return replace(found, micro_step_s=found.micro_step_s / times)
+
+
+def test_faster_system_knobs_alone_are_the_answer_if_nothing_is_faster(tmp_path: Path) -> None:
+    made = opened(tmp_path, *ENDLESS, profiler=FlatteringLarge()).search().confirm()
+    (pick,) = made.run.picks
+    trained = [
+        end.config["batch_size"] for end in made.run.confirmed if end.name not in ("plain defaults", "system knobs")
+    ]
+    assert 64 in trained, "by its probe it is the fastest, and it is as good"
+    assert (pick.kind, pick.config["batch_size"], pick.config["num_workers"]) == ("system", 32, 2)
+
+
 class OutOfTime(Learning):
     """A machine whose time for probes ends in that of eight workers."""
 
