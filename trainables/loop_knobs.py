@@ -369,7 +369,7 @@ class LoopKnobs:
     ))
     set_to_none: bool = _row(Knob(
         True, "system", FLAG,
-        "Drop gradients after a step instead of filling them with zeros; ignored if CUDA graphs accumulate into them.",
+        "Drop gradients after a step instead of filling them with zeros; ignored if CUDA graphs add to the same ones.",
         acts_in=("loop", "precision"), asked_by="backward", memory="step", span="compute",
         seen=_set_to_none,
         by_hand="set_to_none of optimizer.zero_grad",

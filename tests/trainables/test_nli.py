@@ -40,7 +40,8 @@ SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 64, "intermediate_size
 
 def gemma3(layers: int) -> Any:
     """Returns a random Gemma 3 of so many layers."""
-    config = transformers.Gemma3TextConfig(num_hidden_layers=layers, num_key_value_heads=1, head_dim=16, **SIZES)
+    own = {"layer_types": ["sliding_attention", "full_attention"][:layers], "num_key_value_heads": 1, "head_dim": 16}
+    config = transformers.Gemma3TextConfig(num_hidden_layers=layers, **own, **SIZES)
     return transformers.Gemma3ForCausalLM(config)
 
 
@@ -207,6 +208,7 @@ def test_decoder_gives_one_pair_what_it_gives_a_padded_batch(gemma):
     model = workload.model(gemma)
     alone = torch.cat([logits(model, [s]) for s in samples])
     torch.testing.assert_close(logits(model, samples), alone, rtol=1e-4, atol=1e-5)
+    assert model._unmasked_to > 16, "rows are shorter than the window"
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import math
 import os
 import random
 import sys
@@ -111,6 +112,9 @@ class Classifier(nn.Module):
         self.backbone, self.decoder = backbone, decoder
         self._attention = _kinds_of_attention(backbone, decoder)
         self._first_position = _first_position(backbone)
+        by_sdpa = cast(Any, backbone.config).get_text_config()._attn_implementation == "sdpa"
+        may_have_none = decoder and by_sdpa and len(self._attention) > 1  # of one type the library makes its own
+        self._unmasked_to = min(window or math.inf for window in self._attention.values()) if may_have_none else 0
         self.packs = knobs.sequence_packing and bool(self._attention)
         combine = [] if decoder else [nn.Linear(4 * width, 128), nn.ReLU()]
         self.head = nn.Sequential(*combine, nn.Dropout(knobs.dropout), nn.Linear(width if decoder else 128, 2))
@@ -134,29 +138,29 @@ class Classifier(nn.Module):
             hidden = packed.unpack(self._read(packed.input_ids, packed.mask, packed.position_ids))
         elif self._attention:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-            hidden = self._read(input_ids, functools.partial(attending, attention_mask), position_ids)
+            # Causal attention hides padding, which is behind: CUDA has flash attention and grouped keys without a mask.
+            make_mask = functools.partial(attending, attention_mask) if input_ids.shape[1] > self._unmasked_to else None
+            hidden = self._read(input_ids, make_mask, position_ids)
         else:
             hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         head_dtype = next(self.head.parameters()).dtype  # frozen weights may have fewer bits
         if self.decoder:
             return cast(Tensor, self.head(last_token(hidden, attention_mask).to(head_dtype)))
-        hidden = hidden.to(head_dtype)
-        weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
-        mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+        weights = attention_mask.unsqueeze(-1).to(head_dtype)
+        mean = (hidden.to(head_dtype) * weights).sum(dim=1) / weights.sum(dim=1)
         u, v = (4.0 * F.normalize(mean, dim=-1)).chunk(2)
         return cast(Tensor, self.head(torch.cat([u, v, (u - v).abs(), u * v], dim=-1)))
 
-    def _read(self, input_ids: Tensor, make_mask: Callable[..., Tensor], position_ids: Tensor) -> Tensor:
+    def _read(self, input_ids: Tensor, make_mask: Callable[..., Tensor] | None, position_ids: Tensor) -> Tensor:
         """Returns the backbone's last states; `make_mask(causal=, window=)` makes the mask of each type of attention.
 
         The masks have four dimensions: with two, the library checks whether the mask hides anything, and the host waits
-        for the answer. OPT cannot derive positions from such masks, so every model is given them. `position_ids` begin
-        at 0.
+        for the answer. OPT cannot derive positions from such masks, so every model is given `position_ids`, from 0 on.
         """
-        masks = {kind: make_mask(causal=self.decoder, window=window) for kind, window in self._attention.items()}
+        masks = {kind: make_mask and make_mask(causal=self.decoder, window=w) for kind, w in self._attention.items()}
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
-        positions = position_ids + self._first_position
-        output = self.backbone(input_ids=input_ids, attention_mask=mask, position_ids=positions)
+        position_ids = position_ids + self._first_position
+        output = self.backbone(input_ids=input_ids, attention_mask=mask, position_ids=position_ids)
         return cast(Tensor, output.last_hidden_state)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from trainables.knobs import Scalar
 from tuning.config.schema import ProbeSection, StudyConfig
@@ -18,7 +18,6 @@ from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.memory.oom import CRASHED, DEPENDENT, Outcome, others_would_crash
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import (
-    PROBES_DIFFER,
     Probed,
     averaged,
     group_of,
@@ -41,8 +40,8 @@ FIRST_FRAC = 0.5
 """Share of the time for the first group; what is found there is where the others start."""
 NAMED_TIMES = 1.5
 """So many times a probe's time is kept for each named configuration: it loads in another way, and may be slow."""
-AGAIN_ROUNDS, AGAIN_OTHERS = 2, 5
-"""Rounds in which a few are probed once more, and how many beside the two that they are compared with."""
+AGAIN_ROUNDS, AGAIN_OTHERS = 2, 6
+"""Rounds in which a few are probed once more, and how many beside the reference: one probe is off by 13 %."""
 SHORTEST_FRAC = 1 / 3
 """The least share of `probe_time_s` that a probe has if there are many knobs and groups.
 
@@ -82,7 +81,7 @@ class ProbeStage:
         self._probe_s = budget.probe_time_s
         self._known: dict[tuple[Scalar, ...], ProbeRecord | RefusedRecord] = {}
         self._known |= {self._place(r.config): r for r in _ended(journal.run) if not r.name}
-        self._known |= {self._place(r.config): r for r in _refused(journal.run)}
+        self._known |= {self._place(r.config): r for r in journal.run.refused if r.stage == "probe"}
 
     def run(self, named: Mapping[str, Mapping[str, Scalar]], told: Told) -> None:
         """Measures until the stage's time is spent, then what is `named`; leaves out what the records hold."""
@@ -104,25 +103,16 @@ class ProbeStage:
             if name not in have and self._clock() < ends_at and not self._depend:
                 told(self._measure(dict(knobs), self._probe_s, name=name))
 
-    def again(self, compared: Sequence[Mapping[str, Scalar]], told: Told) -> None:
-        """Probes the `compared` configurations in turns with those that may be faster; the mean of its probes counts.
-
-        One probe is off by 13 %. That of the reference was flattered by 11 % in a run that then had nothing faster to
-        train (docs/log/known_speeds.md).
-        """
-        until, table = self._clock() + self._budget.max_time_s, self._table
-        known = averaged([p for p in probed(self._journal.run.probes, table) if inside(self._space, p)], table)
-        rates = {self._place(p.knobs): p.at_batch_size(batch_size_of(p.knobs)) or 0.0 for p in known}
-        best_per_s = max((rates.get(self._place(own), 0.0) for own in compared), default=0.0)
-        ranked = sorted(known, key=lambda p: -rates[self._place(p.knobs)])
-        near = [p.knobs for p in ranked if PROBES_DIFFER * rates[self._place(p.knobs)] >= best_per_s]
-        turns = list({self._place(own): dict(own) for own in (*compared, *near)}.values())
-        turns = turns[: len(compared) + AGAIN_OTHERS]
+    def again(self, reference: Mapping[str, Scalar], told: Told) -> None:
+        """Probes the reference and the fastest once more, in turns: the mean of its probes counts."""
+        until, known = self._clock() + self._budget.max_time_s, probed(self._journal.run.probes, self._table)
+        able = averaged([p for p in known if inside(self._space, p)], self._table)
+        able.sort(key=lambda p: -(p.at_batch_size(batch_size_of(p.knobs)) or 0.0))
+        configs = (reference, *(p.knobs for p in able[:AGAIN_OTHERS]))
+        turns = list({self._place(own): dict(own) for own in configs}.values())
         for number in range(AGAIN_ROUNDS):
             for config in turns[number % len(turns) :] + turns[: number % len(turns)]:
-                if self._clock() + self._probe_s > until:
-                    return
-                if self._judged(config).fits:
+                if self._clock() + self._probe_s <= until and self._judged(config).fits:
                     told(self._measure(config, self._probe_s))
 
     def _a_probe_s(self, kept: float) -> float:
@@ -267,34 +257,9 @@ class ProbeStage:
         return {n: v for n, v in whole.items() if self._table.is_active(n, whole)}
 
 
-def left_out(run: History, space: Space) -> list[str]:
-    """Returns the searched system knobs of which only one value was probed, or refused, though they have an effect
-    beside the others of the fastest probe.
-    """
-    probes, table = [r for r in run.probes if not r.name], space.table
-    best = max(probed(probes, table), key=lambda one: one.samples_per_s, default=None)
-    if best is None:
-        return []
-    configs = [r.config for r in probes] + [r.config for r in _refused(run)]
-    searched = [n for n in space.subset({"system"}).parameters if table.is_active(n, best.knobs)]
-    size = batch_size_of(best.knobs)
-
-    def come_to(name: str, values: Iterable[Scalar | None]) -> set[Scalar | None]:
-        return {min(int(v), size) if name == "micro_batch_size" and v is not None else v for v in values}
-
-    def tried(name: str) -> set[Scalar | None]:
-        return come_to(name, (config.get(name) for config in configs if table.is_active(name, config)))
-
-    return [n for n in searched if len(tried(n)) < 2 <= len(come_to(n, _values(space, n)))]
-
-
 def _ended(run: History) -> list[ProbeRecord]:
     """Returns the probes that there are; one that search.max_time cut says nothing, and is measured with more of it."""
     return [probe for probe in run.probes if probe.outcome != Outcome.CUT]
-
-
-def _refused(run: History) -> list[RefusedRecord]:
-    return [refusal for refusal in run.refused if refusal.stage == "probe"]
 
 
 def speed_groups(space: Space) -> list[dict[str, Scalar]]:

@@ -39,10 +39,9 @@ from tuning.report import export, report, sentences, summary
 from tuning.report.format import epochs, spoken
 from tuning.search import optuna_study, runtime_check
 from tuning.search.confirm import SHARE
-from tuning.search.probe import ProbeStage, left_out
+from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
 from tuning.search.scheduler import SearchTerms, TrialScheduler
-from tuning.search.selection import fastest_probed
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
 from tuning.study.picking import PickStage, nothing_usable, require_independent, require_sound
@@ -279,7 +278,7 @@ class _Study:
                 first.run(self._predict if cuda and alone else None, limit_s)
         with self._stage("probe") as needed:
             if needed:
-                self._probe(profiler, cap_bytes)
+                self._probe(profiler)
                 require_independent(self._run)
                 require_sound(self._run)
         config = self._config.workload
@@ -299,7 +298,7 @@ class _Study:
                 longer = "a larger search.max_time allows longer trials"
                 self._note(f"{told}, as the time allows; {whole}: {longer}", warns="length")
 
-    def _probe(self, profiler: Worker, cap_bytes: int) -> None:
+    def _probe(self, profiler: Worker) -> None:
         if not self._space.parameters:
             system = self._space.table.system
             asked = self._facts.asked or system
@@ -311,10 +310,8 @@ class _Study:
         until = time.monotonic() + self._limits.probe_s()
         while tried != self._space:  # again where a batch held in one piece has not fitted
             tried = self._space
-            learned = groups.guard(self._run, cap_bytes)
             left_s = max(until - time.monotonic(), 2 * self._config.budget.probe.probe_time_s)
-            budget = self._config.budget.probe.model_copy(update={"max_time_s": left_s})
-            ProbeStage(profiler, tried, self._journal, learned, budget).run(self._config.named, self._told)
+            self._prober(profiler, left_s).run(self._config.named, self._told)
             self._settle_space()
         whole, held = groups.plain_defaults(self._config.space), self._space.fixed.get(size)
         searched = self._config.search.trials == 0 and size in self._config.space.parameters
@@ -325,14 +322,17 @@ class _Study:
         if missed := [spoken(name) for name in self._config.named if name not in have]:
             text = f"no time was left to measure {', '.join(missed)}: a larger search.max_time does"
             self._note(text, warns="named without a probe")
-        if names := left_out(self._run, self._space):
-            text = f"{', '.join(names)}: only one value was probed: a larger search.max_time probes more"
-            self._note(text, warns="values without a probe")
         if left := profiler.left_behind:
             kept = "does the module keep outputs or losses of every step, as in a list?"
             self._note(f"{left}: {kept} Each measurement has a new process", warns="left")
         if said := sentences.disturbed(self._run.probes):
             self._note(said, warns="probes")
+
+    def _prober(self, profiler: Worker, time_s: float) -> ProbeStage:
+        """Returns the probe stage of the space as it is by now, with so many seconds."""
+        learned = groups.guard(self._run, self._limits.cap_bytes())
+        budget = self._config.budget.probe.model_copy(update={"max_time_s": time_s})
+        return ProbeStage(profiler, self._space, self._journal, learned, budget)
 
     def search(self, profiler: Worker, setting: WorkerConfig) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
@@ -359,7 +359,9 @@ class _Study:
                 profiler.deadline = self._limits.ends_at
                 if not self._run.searched and not is_timed_again:
                     is_timed_again = True
-                    self._probe_again(profiler, terms)
+                    self._terminal.doing("no trial is expected to be faster: the fastest probes are repeated in turns")
+                    left_s = min(self._config.budget.probe.max_time_s, (terms.deadline or math.inf) - time.monotonic())
+                    self._prober(profiler, left_s).again(self._limits.reference()[1], self._told)
                 elif len(self._run.begun) == before:
                     break
                 else:  # what looked good by one seed often is not: fresh seeds, and then the search again
@@ -394,19 +396,6 @@ class _Study:
         """
         has_time = terms.deadline is not None and time.monotonic() < terms.deadline
         return scheduler.has_nothing_better and self._is_here(plan) and has_time and not scheduler.only_crashes
-
-    def _probe_again(self, profiler: Worker, terms: SearchTerms) -> None:
-        """Repeats the fastest probes and that of the reference in turns: by single ones nothing is worth a trial."""
-        self._terminal.doing(
-            "no trial is expected to be faster: the fastest probes and the reference are repeated in turns"
-        )
-        reference, cap_bytes = terms.reference or groups.defaults(self._space), self._limits.cap_bytes()
-        compared, learned = [reference], groups.guard(self._run, cap_bytes)
-        if (system := fastest_probed(self._run, self._config.space, learned, reference)) is not None:
-            compared.append(system)
-        budget, left_s = self._config.budget.probe, (terms.deadline or math.inf) - time.monotonic()
-        budget = budget.model_copy(update={"max_time_s": min(budget.max_time_s, left_s)})
-        ProbeStage(profiler, self._space, self._journal, learned, budget).again(compared, self._told)
 
     def _is_here(self, plan: TrialPlan) -> bool:
         """Returns whether trials run one at a time, in the process that also probes."""
@@ -526,9 +515,8 @@ class _Study:
     def _node(self, node: Node) -> None:
         """Writes and says whether a node of the user's cluster runs trials."""
         said = {"address": node.address, "cores": node.cores, "device": dict(node.device), "kind": node.kind}
-        self._terminal.note(
-            sentences.node(self._journal.append(events.NodeRecord, node=node.name, **said, why=node.why))
-        )
+        made = self._journal.append(events.NodeRecord, node=node.name, **said, why=node.why)
+        self._terminal.note(sentences.node(made))
 
     def _note(self, text: str, warns: str = "") -> None:
         """Writes and says a note; the last that `warns` of a subject is in the summary, too."""
