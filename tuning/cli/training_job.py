@@ -359,7 +359,7 @@ def error_of(error: Exception, best: Best, go_on: str = "") -> TuningError:
     elif outcome in (Outcome.OOM, Outcome.HOST_OOM):
         what, remedy = "out of memory", _less_memory(best) if go_on else "a larger card, or --device cpu"
     elif outcome is Outcome.DIVERGED:
-        other = ", or amp_dtype: bf16," if best.knobs.get("amp_dtype") == "fp16" else ","
+        other = ", or amp_dtype: fp32," if best.knobs.get("amp_dtype") == "fp16" else ","
         remedy = failed.remedy or f"a lower learning_rate in {best.path.name}{other} and --force"
     text = user_code.in_words(error) if outcome is Outcome.CRASH else failed.text
     said = f"{what}: {text}" if go_on else f"{best.ref} cannot start: {text}"
