@@ -29,7 +29,7 @@ from rich.text import Text
 WIDTH, LINES = 100, 17
 """Columns of the terminal, and the lines of the summary that the picture has: the answer and its table."""
 SIZE_PX = (1000, 1390)
-"""Of the picture of the report: its first sentence, the answers and their curves."""
+"""Width and height of the report's picture: its first sentence, the table of answers and the curves."""
 THEMES = {"light": (DEFAULT_TERMINAL_THEME, 1), "dark": (MONOKAI, 0)}
 """By name: the colours of the terminal, and what Chromium calls the scheme."""
 
@@ -64,7 +64,7 @@ def draw_page(page: Path, path: Path, scheme: int) -> None:
     size = ",".join(map(str, SIZE_PX))
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder) / "top.html"
-        text = page.read_text(encoding="utf-8").replace("</head>", "<style>pre, .note {display: none}</style></head>")
+        text = page.read_text(encoding="utf-8").replace("</head>", "<style>pre {display: none}</style></head>")
         top.write_text(text.partition("<h2>What differs")[0], encoding="utf-8")
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}"]
         options += [f"--blink-settings=preferredColorScheme={scheme}", f"--window-size={size}"]

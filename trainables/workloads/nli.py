@@ -113,7 +113,7 @@ class Classifier(nn.Module):
         self._attention = _kinds_of_attention(backbone, decoder)
         self._first_position = _first_position(backbone)
         by_sdpa = cast(Any, backbone.config).get_text_config()._attn_implementation == "sdpa"
-        may_have_none = decoder and by_sdpa and len(self._attention) > 1  # of one type the library makes its own
+        may_have_none = decoder and by_sdpa and len(self._attention) > 1  # with one type the library builds a mask
         self._unmasked_to = min(window or math.inf for window in self._attention.values()) if may_have_none else 0
         self.packs = knobs.sequence_packing and bool(self._attention)
         combine = [] if decoder else [nn.Linear(4 * width, 128), nn.ReLU()]
@@ -138,7 +138,7 @@ class Classifier(nn.Module):
             hidden = packed.unpack(self._read(packed.input_ids, packed.mask, packed.position_ids))
         elif self._attention:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-            # Causal attention hides padding, which is behind: CUDA has flash attention and grouped keys without a mask.
+            # Padding comes last, so causal attention hides it. Flash attention on CUDA takes no mask.
             make_mask = functools.partial(attending, attention_mask) if input_ids.shape[1] > self._unmasked_to else None
             hidden = self._read(input_ids, make_mask, position_ids)
         else:

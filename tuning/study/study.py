@@ -329,7 +329,7 @@ class _Study:
             self._note(said, warns="probes")
 
     def _prober(self, profiler: Worker, time_s: float) -> ProbeStage:
-        """Returns the probe stage of the space as it is by now, with so many seconds."""
+        """Returns a probe stage over the current space that may take so many seconds."""
         learned = groups.guard(self._run, self._limits.cap_bytes())
         budget = self._config.budget.probe.model_copy(update={"max_time_s": time_s})
         return ProbeStage(profiler, self._space, self._journal, learned, budget)
